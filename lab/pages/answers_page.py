@@ -97,8 +97,12 @@ def lookups(result: Result | None) -> str:
     return "\n\n".join(("\n".join(lines), about))
 
 
+_TABLES = {"A": "projection reuse (priced)", "B": "ordinary reuse"}
+_WAYS = {"token": "token by token", "lookup": "prompt lookup"}
+
+
 def whole_systems(result: Result | None) -> str:
-    """Return both tables, pairs of systems, the further experiments, the scheduler, operations and items.
+    """Return both tables for each length of replies, pairs of systems, executed requests, and the further experiments.
 
     The result is that of `kvweave eval personas`.
     """
@@ -109,45 +113,130 @@ def whole_systems(result: Result | None) -> str:
         f"{about['users']:,} users with {about['questions']:,} questions; kvweave reuses KV by `{about['recipe of kvweave']}`. "
         f"`{about['command']}`, {about['date']}, {about['commit']}. Brackets: 95 % intervals over users.",
     ]
-    for table, title in (("A", "A: projection reuse (priced)"), ("B", "B: ordinary reuse")):
-        rows = [each for each in result["systems"] if each["table"] == table]
-        parts += [f"**{title}**", "\n".join(_systems(rows))]
-    parts += [_figure("mean latency of a question", "personas")]
-    parts += ["**Who is faster**", "\n".join(_pairs(result["pairs"]))]
+    if about["earlier costs"]:
+        earlier = about["earlier costs"]
+        parts.append(
+            f"Prices are from times of operations that {earlier['commit']} took on {earlier['date']}, on {earlier['threads']} threads."
+        )
+    for answers in about["answers"]:
+        for table, title in _TABLES.items():
+            rows = [
+                each for each in result["systems"] if (each["answers"], each["table"]) == (answers, table)
+            ]
+            parts += [f"**{answers.capitalize()} answers, {table}: {title}**", "\n".join(_systems(rows))]
+        pairs = [each for each in result["pairs"] if each["answers"] == answers]
+        parts += [f"**Who is faster, {answers} answers**", "\n".join(_pairs(pairs))]
+    parts.append(_figure("mean latency of a question", "personas"))
+    if result["executed"]:
+        parts += ["**Executed**", _executed_about(result), "\n".join(_executed(result["executed"]))]
     for experiment in dict.fromkeys(each["experiment"] for each in result["further"]):
-        rows = [each for each in result["further"] if each["experiment"] == experiment]
-        ordinary = [each for each in rows if each["table"] == "B"]
+        rows = [
+            each for each in result["further"] if each["experiment"] == experiment and each["table"] == "B"
+        ]
         if experiment != "scheduler":
             parts += [
-                f"**{experiment.capitalize()}** (B, {ordinary[0]['users']} users)",
-                "\n".join(_systems(ordinary)),
+                f"**{experiment.capitalize()}** (B, {rows[0]['answers']} answers, {rows[0]['users']} users)",
+                "\n".join(_systems(rows)),
                 _figure(f"by {experiment}", f"personas-{experiment}"),
             ]
     if result["scheduler savings"]:
-        parts += ["**The scheduler**", "\n".join(_savings(result["scheduler savings"]))]
+        rows = [each for each in result["further"] if each["experiment"] == "scheduler"]
+        title = f"**The scheduler** ({rows[0]['answers']} answers, {rows[0]['users']} users)"
+        parts += [title, "\n".join(_savings(result["scheduler savings"]))]
         parts += [_figure("the scheduler, question by question", "personas-scheduler")]
     parts += ["**Operations and items**", "\n".join(_operations(result["operations"]))]
     return "\n\n".join(parts)
 
 
-_SYSTEM_COLUMNS = (
-    *("", "mean", "95 %", "QA hit", "other words", "QA ahead", "KV hit", "KV ahead", "ROUGE-L", "exact"),
-    *("BLEU", "GFLOP", "idle TFLOP", "MB"),
-)
+def systems_summary(result: Result | None) -> str:
+    """Return what follows from `kvweave eval personas`, one sentence or two a point."""
+    if result is None:
+        return NOT_MEASURED
+    about, rows = result["about"], {}
+    for each in result["systems"]:
+        rows[each["answers"], each["decoding"], each["table"], each["trial"]] = each
+    pairs = {
+        (each["answers"], each["decoding"], each["table"], each["system"], each["other"]): each["faster"]
+        for each in result["pairs"]
+    }
+    points = [
+        f"For {about['users']} generated users with {about['questions']} questions, priced on the shape of {about['shape']}; every system "
+        "decodes alike."
+    ]
+    for answers in about["answers"]:
+        for way in about["decodings"]:
+            means = ", ".join(
+                f"{name} {rows[answers, way, 'B', name]['mean_s']['value']:.2f} s" for name in _NAMED
+            )
+            against = "; ".join(
+                f"{_faster(pairs[answers, way, 'B', 'kvweave', name])} than {name}" for name in _NAMED[1:]
+            )
+            points.append(
+                f"{answers.capitalize()} answers, {_WAYS[way]}, ordinary reuse (B): {means}; kvweave is {against}."
+            )
+    answers, way = about["answers"][-1], about["decodings"][0]
+    named = {name: rows[answers, way, "B", name] for name in ("kvweave", "MeanCache", "PerCache")}
+    words = ", ".join(f"{name} {each['other_words']['value']:.1%}" for name, each in named.items())
+    ahead = ", ".join(f"{name} {named[name]['foreseen']['value']:.1%}" for name in ("kvweave", "PerCache"))
+    points.append(
+        f"Questions that got the answer to an earlier or predicted one in other words, {answers} answers: {words}. Of all questions, "
+        f"predicted ones answered: {ahead}."
+    )
+    points.append(
+        f"With projection reuse (A, priced and not executed), {answers} answers, {_WAYS[way]}, kvweave is "
+        f"{_faster(pairs[answers, way, 'A', 'kvweave', 'PerCache'])} than PerCache. There every row runs whatever is stored."
+    )
+    if result["scheduler savings"]:
+        saved = ", ".join(
+            f"{each['experiment']} {each['idle_flops']:+.1%}" for each in result["scheduler savings"]
+        )
+        points.append(
+            f"Idle operations that the scheduler saves, {answers} answers: {saved}. PerCache reports 14.12 % where τ rises."
+        )
+    ratios = [each["ratio"] for each in result["executed"]]
+    points.append(
+        f"Executed, latency is {min(ratios):.2f} to {max(ratios):.2f} times its price, by system ({about['users executed']} users)."
+        if ratios
+        else "These latencies are priced; none of them was executed yet."
+    )
+    return "\n".join(f"- {point}" for point in points)
+
+
+_NAMED = ("kvweave", "PerCache", "RAGCache + MeanCache", "no cache")
+
+
+def _faster(saved: Result) -> str:
+    """Return a saving of latency with its interval, as faster or slower."""
+    low, high = sorted((abs(saved["low"]), abs(saved["high"])))
+    if saved["low"] < 0 < saved["high"]:
+        return f"{abs(saved['value']):.1%} {'faster' if saved['value'] > 0 else 'slower'} (not certain)"
+    return f"{abs(saved['value']):.1%} {'faster' if saved['value'] > 0 else 'slower'} ({low:.1%}–{high:.1%})"
+
+
 _RATES = ("qa_hit", "other_words", "foreseen", "kv_hit", "kv_foreseen")
 
 
 def _systems(rows: Sequence[Result]) -> Iterable[str]:
-    yield from header(*_SYSTEM_COLUMNS)
-    for each in rows:
+    """Yield a row for every trial, with a column of latency for each way of decoding."""
+    ways = list(dict.fromkeys(each["decoding"] for each in rows))
+    yield from header(
+        *("", *(_WAYS[way] for way in ways), *(f"95 %, {way}" for way in ways)),
+        *("QA hit", "other words", "QA ahead", "KV hit", "KV ahead", "ROUGE-L", "exact", "BLEU"),
+        *("reply tokens", "drafted", "GFLOP", "idle TFLOP", "MB"),
+    )
+    for trial in dict.fromkeys(each["trial"] for each in rows):
+        own = [each for each in rows if each["trial"] == trial]
+        each = own[0]
         yield row(
-            each["trial"],
-            f"{_estimate(each['mean_s'], '.3f')} s",
-            f"{each['tail_s']:.2f} s",
+            trial,
+            *(f"{_estimate(one['mean_s'], '.3f')} s" for one in own),
+            *(f"{one['tail_s']:.2f} s" for one in own),
             *(f"{each[name]['value']:.1%}" for name in _RATES),
             _estimate(each["rouge_l"], ".3f"),
             f"{each['exact_match']['value']:.3f}",
             "" if each["bleu"] is None else f"{each['bleu']['value']:.3f}",
+            f"{each['reply_tokens']:.1f}",
+            f"{each['drafted']:.0%}",
             f"{each['request_flops'] / 1e9:,.0f}",
             f"{each['idle_flops'] / 1e12:.2f}",
             f"{each['stored_bytes'] / 1e6:,.1f}",
@@ -155,16 +244,47 @@ def _systems(rows: Sequence[Result]) -> Iterable[str]:
 
 
 def _pairs(rows: Sequence[Result]) -> Iterable[str]:
-    yield from header("table", "", "than", "faster", "ROUGE-L", "exact", "best user")
-    for each in rows:
+    """Yield a row for every pair of systems, with a column for each table and way of decoding."""
+    kinds = sorted(
+        {(each["table"], each["decoding"]) for each in rows}, key=lambda kind: (kind[0], kind[1] != "token")
+    )
+    yield from header("", "than", *(f"{table}, {_WAYS[way]}" for table, way in kinds), "ROUGE-L", "exact")
+    for pair in dict.fromkeys((each["system"], each["other"]) for each in rows):
+        own = {
+            (each["table"], each["decoding"]): each
+            for each in rows
+            if (each["system"], each["other"]) == pair
+        }
+        each = own[kinds[0]]
         yield row(
-            each["table"],
-            each["system"],
-            each["other"],
-            _estimate(each["faster"], "+.1%"),
+            *pair,
+            *(_estimate(own[kind]["faster"], "+.1%") for kind in kinds),
             _estimate(each["rouge_l"], "+.3f"),
             _estimate(each["exact_match"], "+.3f"),
-            f"{each['best_user']:+.1%}",
+        )
+
+
+def _executed_about(result: Result) -> str:
+    about, first = result["about"], result["executed"][0]
+    return (
+        f"{about['users executed']} users, {about['questions executed']} question, so {first['requests']} requests of each system; "
+        f"the shape of {about['shape']} on {about['threads']} threads, in one process, stored KV read from files in no page cache. Priced: "
+        "the same requests in table B, whose loads are warm."
+    )
+
+
+def _executed(rows: Sequence[Result]) -> Iterable[str]:
+    parts = ("load", "prefill", "decode")
+    yield from header("answers", "decoding", "", "executed", "priced", "ratio", *parts)
+    for each in rows:
+        yield row(
+            each["answers"],
+            _WAYS[each["decoding"]],
+            each["system"],
+            f"{each['executed_s']:.3f} s",
+            f"{each['priced_s']:.3f} s",
+            f"{each['ratio']:.2f}",
+            *(f"{each[f'{part}_s']:.3f} s ({each[f'priced_{part}_s']:.3f})" for part in parts),
         )
 
 
@@ -175,11 +295,11 @@ def _savings(rows: Sequence[Result]) -> Iterable[str]:
 
 
 def _operations(rows: Sequence[Result]) -> Iterable[str]:
-    yield from header("", "time", "bytes")
+    yield from header("answers", "", "time", "bytes")
     for each in rows:
         seconds = "" if each["seconds"] is None else f"{1e3 * each['seconds']:,.2f} ms"
         size = "" if each["bytes"] is None else f"{each['bytes']:,.0f}"
-        yield row(each["name"].replace("in the bank", "in the answer cache"), seconds, size)
+        yield row(each["answers"], each["name"].replace("in the bank", "in the answer cache"), seconds, size)
 
 
 def _figure(title: str, name: str) -> str:

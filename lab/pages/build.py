@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from answers_page import lookups, matched_questions, preemption, whole_systems
+from answers_page import lookups, matched_questions, preemption, systems_summary, whole_systems
 from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
@@ -207,7 +207,9 @@ def main() -> None:
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})
         ),
         docs / "personas.md": with_parts(
-            docs / "personas.md", personas=whole_systems(results("personas.json"))
+            docs / "personas.md",
+            summary=systems_summary(results("personas.json")),
+            personas=whole_systems(results("personas.json")),
         ),
         ROOT / "lab" / "training" / "README.md": with_parts(
             ROOT / "lab" / "training" / "README.md", **{"second-run": second_run(results("second_run.json"))}

@@ -2,7 +2,7 @@
 
 import json
 
-FEW = ("eval", "personas", "--users", "1", "--questions", "2", "--seeds", "1", "--further", "0")
+FEW = "eval personas --users 1 --questions 2 --seeds 1 --further 0 --ablations 0".split()
 QUICK = (*FEW, "--shape", "reference", "--repeats", "1", "--quiet")
 
 
@@ -14,20 +14,31 @@ def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, t
     content = json.loads((folder / "personas.json").read_text("utf-8"))
     assert content["about"]["command"].startswith("kvweave eval personas --users 1")
     assert {row["table"] for row in content["systems"]} == {"A", "B"}
-    assert len(content["systems"]) == 18  # kvweave token by token has no separate session
-    assert len({row["trial"] for row in content["systems"]}) == 9
-    assert len(content["users"]) == 16
-    assert {row["system"] for row in content["pairs"]} == {
-        "PerCache",
-        "kvweave",
-        "kvweave, token by token",
+    assert len(content["systems"]) == 8 * 8  # systems; lengths of replies, ways of decoding, tables
+    assert {(row["answers"], row["decoding"]) for row in content["systems"]} == {
+        ("short", "token"),
+        ("short", "lookup"),
+        ("long", "token"),
+        ("long", "lookup"),
     }
+    assert len(content["users"]) == 64
+    assert {row["system"] for row in content["pairs"]} == {"PerCache", "kvweave"}
     assert all(row["questions"] == 2 for row in content["systems"])
     assert (folder / "personas.png").read_bytes().startswith(b"\x89PNG")
 
     log = (folder / "sessions.jsonl").read_bytes()
-    command(*QUICK, "--output", folder, timeout_s=600)
+    fewer = ("--answers", "short", "--decoding", "token", "--costs", folder / "personas.json")
+    command(*QUICK, "--output", folder, *fewer, timeout_s=600)
     assert (folder / "sessions.jsonl").read_bytes() == log
+    again = json.loads((folder / "personas.json").read_text("utf-8"))
+    assert again["costs"] == content["costs"]
+    assert {(row["answers"], row["decoding"]) for row in again["systems"]} == {("short", "token")}
+
+
+def test_unknown_lengths_and_ways_of_decoding_are_refused(command):
+    for option, known in (("--answers", "short, long"), ("--decoding", "token, lookup")):
+        refused = command(*QUICK, option, "other", code=1)
+        assert f"choose among {known}" in " ".join(refused.stderr.split())
 
 
 def test_a_split_without_users_is_refused(command):

@@ -12,14 +12,14 @@ from kvweave_lab.eval.personas.pricing import Prices, Shape, tail_latency
 from kvweave_lab.eval.personas.session import IdlePeriod, ServedQuestion, SessionRecord, StoredTotals
 from kvweave_lab.eval.personas.summary import kv_hit, pair_rows, system_rows, user_rows
 from kvweave_lab.eval.personas.systems import (
-    BUDGET_TRIAL,
     OURS,
     PERCACHE,
     RAGCACHE,
     SYSTEMS,
-    TOKEN_BY_TOKEN,
     Trial,
+    budget_trial,
     comparison,
+    system_trial,
     without,
 )
 
@@ -96,7 +96,7 @@ def test_interpolation_is_linear(at, value):
 
 def test_a_cached_answer_costs_only_a_look_up(prices):
     hit = ServedQuestion("q", "a", 1.0, 1.0, None, cached_question="other", similarity=0.9)
-    priced = prices.request(hit, PERCACHE, "B")
+    priced = prices.request(hit, PERCACHE, "B", "lookup")
     assert priced.latency_s == pytest.approx(0.01 + 0.02)
     assert priced.flops == 0
 
@@ -107,19 +107,22 @@ def test_a_request_is_priced_by_its_parts(prices):
     load = 100 * prices.shape.token_bytes * 1e-6
     around = 0.01 + 0.02 + 0.03 + 0.04
     decode = 2 * (0.1 + (111 - 100) / 100 * 0.1)
-    ordinary = prices.request(served, PERCACHE, "B").latency_s
+    ordinary = prices.request(served, PERCACHE, "B", "lookup").latency_s
     assert ordinary == pytest.approx(around + load + 2.0 + decode)
-    projected = prices.request(served, PERCACHE, "A").latency_s
+    projected = prices.request(served, PERCACHE, "A", "lookup").latency_s
     load_a = 100 * (prices.shape.token_bytes + prices.shape.query_bytes) * 1e-6
     assert projected == pytest.approx(around + load_a + 11.0 - 4.0 + decode)
-    only_kv = prices.request(served, RAGCACHE, "A").latency_s
+    only_kv = prices.request(served, RAGCACHE, "A", "lookup").latency_s
     assert only_kv == pytest.approx(around - 0.02 + load + 11.0 - 2.0 + decode)
 
 
 def test_selection_over_stale_kv_is_priced(prices):
     plain = ServedQuestion("q", "a", 1.0, 1.0, ModelPass(110, stale=100, recomputed=0))
     chosen = ServedQuestion("q", "a", 1.0, 1.0, ModelPass(110, stale=100, recomputed=0, selection_rows=10))
-    more = prices.request(chosen, OURS, "B").latency_s - prices.request(plain, OURS, "B").latency_s
+    more = (
+        prices.request(chosen, OURS, "B", "lookup").latency_s
+        - prices.request(plain, OURS, "B", "lookup").latency_s
+    )
     assert more == pytest.approx(1.5)
 
 
@@ -132,13 +135,15 @@ def test_a_draft_costs_one_pass_and_saves_steps(prices):
     assert prices.decode_s(checked) == pytest.approx(draft + 0.1 + (112.5 - 100) / 100 * 0.1)
 
 
-def test_without_drafts_every_token_of_the_same_session_is_priced(prices):
-    model_pass = ModelPass(110, exact=100, decoded=6, accepted_draft_tokens=4, draft_passes=(5,))
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_every_system_decodes_alike(prices, system):
+    model_pass = ModelPass(110, decoded=6, accepted_draft_tokens=4, draft_passes=(5,))
     served = ServedQuestion("q", "a", 1.0, 1.0, model_pass)
     plain = replace(served, model_pass=replace(model_pass, accepted_draft_tokens=0, draft_passes=()))
-    alone = [prices.request(each, TOKEN_BY_TOKEN, "B") for each in (served, plain)]
-    assert alone[0] == alone[1] == prices.request(plain, OURS, "B")
-    assert prices.request(served, OURS, "B").latency_s < alone[0].latency_s + 0.3
+    token, lookup = (prices.request(served, system, "B", way).latency_s for way in ("token", "lookup"))
+    assert token == prices.request(plain, system, "B", "lookup").latency_s
+    assert token - lookup == pytest.approx(prices.decode_s(plain.model_pass) - prices.decode_s(model_pass))
+    assert token != lookup
 
 
 def test_flops_of_a_draft_equal_those_of_a_pass_over_the_same_positions(adapter):
@@ -167,19 +172,20 @@ def session(system, user, hits, tokens=100):
     ]
     idle = tuple(IdlePeriod({"prediction": 1}, 1e9) for _ in range(5))
     return SessionRecord(
-        f"systems/{system.name}", user, tuple(served), idle, StoredTotals(4, 4, 2048, 100, 3)
+        system_trial(system).key, user, tuple(served), idle, StoredTotals(4, 4, 2048, 100, 3)
     )
 
 
 def test_rows_are_means_over_users_and_pairs_are_paired(prices):
     sessions = {
-        f"systems/{system.name}": [
+        system_trial(system).key: [
             session(system, "one", 2 if system is OURS else 0),
             session(system, "two", 1 if system is OURS else 0),
         ]
         for system in SYSTEMS
     }
-    rows = {(row.trial, row.table): row for row in system_rows(comparison(), sessions, prices)}
+    found = system_rows(comparison(), sessions, prices, ["token"])
+    rows = {(row.trial, row.table): row for row in found}
     assert len(rows) == 2 * len(SYSTEMS)
     ours = rows["kvweave", "B"]
     assert (ours.users, ours.questions) == (2, 8)
@@ -191,7 +197,10 @@ def test_rows_are_means_over_users_and_pairs_are_paired(prices):
     assert ours.bleu is None
     assert ours.rouge_l.value == pytest.approx((3 * 0.5 + 5) / 8)
     assert ours.idle_flops == pytest.approx(5e9)
-    pairs = {(row.system, row.other, row.table): row for row in pair_rows(SYSTEMS, sessions, prices)}
+    pairs = {
+        (row.system, row.other, row.table): row
+        for row in pair_rows("short", "token", SYSTEMS, sessions, prices)
+    }
     against = pairs["kvweave", "PerCache", "B"]
     expected = 1 - ours.mean_s.value / rows["PerCache", "B"].mean_s.value
     assert against.faster.value == pytest.approx(expected)
@@ -203,8 +212,8 @@ def test_rows_are_means_over_users_and_pairs_are_paired(prices):
 def test_a_user_row_has_the_columns_of_a_system_row(prices):
     trial = next(trial for trial in comparison() if trial.system is OURS)
     sessions = {trial.key: [session(OURS, "one", 2)]}
-    totals = {row.table: row for row in system_rows([trial], sessions, prices)}
-    users = user_rows([OURS], sessions, prices)
+    totals = {row.table: row for row in system_rows([trial], sessions, prices, ["token"])}
+    users = user_rows("short", "token", [OURS], sessions, prices)
     assert [(row.table, row.system, row.user) for row in users] == [
         ("A", "kvweave", "one"),
         ("B", "kvweave", "one"),
@@ -228,9 +237,9 @@ def test_bleu_is_a_mean_if_every_answer_has_one(prices):
         one, served=tuple(replace(s, bleu=0.25 if s.cached_question else 0.75) for s in one.served)
     )
     trial = next(trial for trial in comparison() if trial.system is RAGCACHE)
-    (row, _) = system_rows([trial], {trial.key: [scored, scored]}, prices)
+    (row, _) = system_rows([trial], {trial.key: [scored, scored]}, prices, ["token"])
     assert row.bleu.value == pytest.approx(0.5)
-    (row, _) = system_rows([trial], {trial.key: [scored, one]}, prices)
+    (row, _) = system_rows([trial], {trial.key: [scored, one]}, prices, ["token"])
     assert row.bleu is None
 
 
@@ -243,8 +252,9 @@ def test_a_system_without_one_part():
 
 def test_trials_have_distinct_names_and_the_one_that_sets_the_budget_comes_first():
     trials = comparison()
-    assert trials[0] == BUDGET_TRIAL
+    assert trials[0] == budget_trial()
     assert len({trial.key for trial in trials}) == len(trials) == 8
+    assert not {trial.key for trial in trials} & {trial.key for trial in comparison("long")}
     assert {trial.system.name for trial in trials if trial.shares_budget} == {
         "Sleep-time Compute",
         "RAGCache + Sleep-time",

@@ -12,7 +12,6 @@ import torch
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.answering.generation import Decoded, generate
-from kvweave.engine.answering.speculative import PromptLookupDrafter
 from kvweave.engine.background import prediction as question_prediction
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.predict.prompts import InstructPrompts
@@ -28,7 +27,6 @@ from kvweave_lab.eval.personas.pricing import Shape
 from kvweave_lab.eval.personas.run import parse_session
 from kvweave_lab.eval.personas.session import UserSession
 from kvweave_lab.eval.personas.systems import (
-    BUDGET_TRIAL,
     MEANCACHE,
     NO_CACHE,
     OURS,
@@ -39,7 +37,9 @@ from kvweave_lab.eval.personas.systems import (
     SYSTEMS,
     Setting,
     Trial,
+    budget_trial,
     comparison,
+    system_trial,
 )
 from kvweave_lab.eval.personas.users import Note, Question, User
 from kvweave_lab.results_log import ResultsLog
@@ -184,23 +184,35 @@ class TestMemoizedModel:
         generation = (prompt.token_ids, result.logits, GenerationConfig(), 32)
         list(generate(adapter, result.kv_cache, *generation, decoded))
         ids = decoded.ids
-        for drafts in ([ids], [ids[:3]], [(*ids[:2], 5, 6)], [(7, 7), ids], [(7, 7)], []):
-            drafter = PromptLookupDrafter(prompt.token_ids, drafts)
-            read = corpus.model.answer(
-                recipe, MemoryStore(corpus.prepared), prompt, store_kv=False, drafter=drafter
-            )
-            assert (read.text, read.model_pass.decoded) == (plain.text, plain.model_pass.decoded)
-            again, own = Decoded(), run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
-            given = (prompt.token_ids, own.logits, GenerationConfig(), 32)
-            with rows_of_passes(adapter) as passes:
-                list(generate(adapter, own.kv_cache, *given, again, drafts=drafts))
-            assert again.ids == ids
-            assert read.model_pass.accepted_draft_tokens == again.accepted_draft_tokens, drafts
-            assert [rows for rows in passes if rows > 1] == list(read.model_pass.draft_passes), drafts
-            singly = (
-                read.model_pass.decoded - read.model_pass.draft_pass_tokens - (not ends)
-            )  # at the limit, the last token is not fed back
-            assert len(passes) == singly + len(read.model_pass.draft_passes), drafts
+        read = corpus.model.answer(
+            recipe, MemoryStore(corpus.prepared), prompt, store_kv=False, looks_up=True
+        )
+        assert (read.text, read.model_pass.decoded) == (plain.text, plain.model_pass.decoded)
+        again, own = Decoded(), run(recipe, adapter, MemoryStore(corpus.prepared), prompt)
+        given = (prompt.token_ids, own.logits, GenerationConfig(), 32)
+        with rows_of_passes(adapter) as passes:
+            list(generate(adapter, own.kv_cache, *given, again, drafts=[]))
+        assert again.ids == ids
+        assert read.model_pass.accepted_draft_tokens == again.accepted_draft_tokens
+        assert [rows for rows in passes if rows > 1] == list(read.model_pass.draft_passes)
+        singly = (
+            read.model_pass.decoded - read.model_pass.draft_pass_tokens - (not ends)
+        )  # at the limit, the last token is not fed back
+        assert len(passes) == singly + len(read.model_pass.draft_passes)
+
+    def test_a_long_reply_begins_with_the_answer_and_costs_its_length(self, corpus):
+        recipe, prompt = recipe_named("prefix"), corpus.prompt(ANN)
+        short = corpus.model.answer(recipe, MemoryStore(), prompt, store_kv=False, looks_up=True)
+        replies = [
+            corpus.model.answer(recipe, MemoryStore(), prompt, store_kv=False, looks_up=True, long=True)
+            for _ in range(2)
+        ]
+        assert replies[0] == replies[1]
+        reply = replies[0]
+        assert 60 <= reply.model_pass.decoded <= 150
+        assert corpus.model.long_replies.short(reply.text) == short.text
+        assert reply.model_pass.rows == short.model_pass.rows
+        assert reply.model_pass.accepted_draft_tokens > 0  # it quotes the chunks
 
     def test_without_store_kv_the_store_does_not_change(self, corpus):
         store = MemoryStore()
@@ -393,6 +405,23 @@ class TestSessions:
                 [USER], {USER.name: trials}, log, adapter, Words(), recipe_named("reuse"), shape
             )
 
+    def test_long_replies_change_costs_and_bytes_alone(self, adapter, shape, monkeypatch):
+        predicting(monkeypatch, ANN)
+        trials = [
+            system_trial(RAGCACHE, "short"),
+            system_trial(RAGCACHE, "long"),
+            system_trial(MEANCACHE),
+            system_trial(MEANCACHE, "long"),
+        ]
+        short, long, near, near_long = self.run_trials(None, adapter, shape, trials)
+        for one, other in ((short, long), (near, near_long)):
+            assert [served.answer for served in one.served] == [served.answer for served in other.served]
+            assert [served.is_hit for served in one.served] == [served.is_hit for served in other.served]
+        assert near_long.stored.answer_bytes > near.stored.answer_bytes
+        for one, other in zip(short.served, long.served, strict=True):
+            assert one.model_pass.stored_spans == other.model_pass.stored_spans
+            assert one.model_pass.decoded < 60 <= other.model_pass.decoded
+
     def test_a_users_stored_kv_is_freed(self, adapter, shape, tmp_path, monkeypatch):
         stores = []
 
@@ -428,9 +457,9 @@ class TestSessions:
     ):
         predicting(monkeypatch, ANN, BEN)
         sessions = {one.trial: one for one in self.run_trials(None, adapter, shape, comparison())}
-        budget = sum(period.flops for period in sessions[BUDGET_TRIAL.key].idle)
-        for name in ("Sleep-time Compute", "RAGCache + Sleep-time"):
-            spent = [period.flops for period in sessions[f"systems/{name}"].idle]
+        budget = sum(period.flops for period in sessions[budget_trial().key].idle)
+        for system in (SLEEP_TIME, RAGCACHE_SLEEP_TIME):
+            spent = [period.flops for period in sessions[system_trial(system).key].idle]
             assert sum(spent) <= budget + max(spent)
 
     def test_settings_change_at_the_middle_question(self, adapter, shape, tmp_path):

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvweave_lab.eval.personas.run import Request as PersonasRequest
     from kvweave_lab.eval.personas.users import User
 
+Name = TypeVar("Name", bound=str)
 LENGTHS = (512, 1024, 1792)
 BUDGETS = (0.15,)
 
@@ -252,9 +253,45 @@ class PersonasOptions:
     further: Annotated[
         int,
         typer.Option(
-            "--further", min=0, help="Number of users that also run ablations, sweeps and the scheduler."
+            "--further",
+            min=0,
+            help="Number of users that also run the sweeps of stride, threshold and storage, with the last length of answers.",
         ),
     ] = 4
+    ablations: Annotated[
+        int,
+        typer.Option(
+            "--ablations",
+            min=0,
+            help="Number of users that also run the ablations and the scheduler's experiments, likewise.",
+        ),
+    ] = 20
+    answers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answers",
+            help="short (a few words, as the model answers) or long (60 to 150 tokens around those); repeatable. Default: both.",
+        ),
+    ] = None
+    decoding: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--decoding",
+            help="How every system decodes: token (by token) or lookup (drafts from the prompt); repeatable. Default: both.",
+        ),
+    ] = None
+    execute: Annotated[
+        int,
+        typer.Option(
+            "--execute",
+            min=0,
+            help="Number of users whose requests are executed in the shape too, all systems in turn; hours.",
+        ),
+    ] = 0
+    execute_every: Annotated[
+        int,
+        typer.Option("--execute-every", min=1, help="Execute every n-th question of these users only."),
+    ] = 1
     recipe: Annotated[
         str | None,
         typer.Option("--recipe", help="kvweave's recipe for chunk KV. Default: that of a knowledge base."),
@@ -267,6 +304,13 @@ class PersonasOptions:
         ),
     ] = "qwen2.5-0.5b"
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each timing.")] = 3
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            "--costs",
+            help="personas.json of an earlier run whose times of operations price this one; measured in the same shape.",
+        ),
+    ] = None
     enronqa: Annotated[
         list[Path] | None,
         typer.Option("--enronqa", help="EnronQA's jsonl, instead of generated users; repeatable."),
@@ -282,11 +326,33 @@ class PersonasOptions:
 
     def request(self) -> "PersonasRequest":
         """Return what to compare; raises InvalidRequest for files that hold a user twice."""
+        from kvweave_lab.eval.personas.costs import read_costs
+        from kvweave_lab.eval.personas.pricing import DECODINGS
         from kvweave_lab.eval.personas.run import Request
+        from kvweave_lab.eval.personas.systems import ANSWERS
 
         users, about = _users(self)
         recipe = self.recipe or UNCALIBRATED
-        return Request(users, about | {"shape": self.shape}, self.further, recipe, self.output, self.repeats)
+        costs, measured = (None, {"shape": self.shape}) if self.costs is None else read_costs(self.costs)
+        if measured["shape"] != self.shape:
+            raise InvalidRequest(
+                f"--costs {self.costs} has the times of {measured['shape']}, not of {self.shape}; choose --shape"
+            )
+        return Request(
+            users,
+            about | {"shape": self.shape},
+            self.further,
+            recipe,
+            self.output,
+            self.repeats,
+            self.ablations,
+            _chosen("--answers", self.answers, ANSWERS),
+            _chosen("--decoding", self.decoding, DECODINGS),
+            self.execute,
+            self.execute_every,
+            costs,
+            {name: measured[name] for name in ("commit", "date", "threads") if name in measured},
+        )
 
     def timed_model(self, device: str | None) -> "Adapter":
         """Load the model whose latency is computed."""
@@ -324,6 +390,14 @@ def personas(
     for table in tables(done):
         STDOUT.print(table)
     bench.print_paths(files)
+
+
+def _chosen(option: str, given: Sequence[str] | None, known: Sequence[Name]) -> tuple[Name, ...]:
+    """Return what was chosen, in the known order; all if nothing was. Raises InvalidRequest for anything else."""
+    unknown = [name for name in given or () if name not in known]
+    if unknown:
+        raise InvalidRequest(f"{option} {unknown[0]}: choose among {', '.join(known)}")
+    return tuple(name for name in known if not given or name in given)
 
 
 def _users(options: PersonasOptions) -> tuple[list["User"], dict[str, Any]]:

@@ -211,7 +211,7 @@ class BackgroundRunner:
         session, question = self._session, pending.question
         reply = session.compute(question, "predicted")
         self._charge(reply.model_pass)
-        if pending.reason in ("predicted", "prefilled") and is_non_answer(reply.text):
+        if pending.reason in ("predicted", "prefilled") and is_non_answer(session.short_answer(reply.text)):
             if session.predictions.predicted.drop(question, "no answer"):
                 session.answers.delete([question])
         else:

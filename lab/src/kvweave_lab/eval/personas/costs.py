@@ -4,6 +4,7 @@ A model with random weights in a real shape is timer: prefilling rows after stor
 The other parts of a request are timer as they are: embedding model, index, answer cache, store on disk. Knows no systems.
 """
 
+import json
 import statistics
 import tempfile
 import time
@@ -22,6 +23,7 @@ from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
 from kvweave.engine.state import Progress, no_progress
+from kvweave.errors import InvalidRequest
 from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
@@ -180,6 +182,28 @@ def measure_costs(
         ROWS, STORED, prefill, SELECTING, BEHIND, select, CONTEXTS, decode, CHECKED, check, projected, embed_s, match_s, retrieve_s, find_s, load_s,
         statistics.median(timer.spreads),
     )  # fmt: skip
+
+
+def read_costs(path: Path) -> tuple[Costs, dict[str, Any]]:
+    """Return the times in a personas.json, and what they were measured on: command, commit, date, machine and so on.
+
+    Raises InvalidRequest for a file without them.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        values = {name: _as_tuples(value) for name, value in content["costs"].items()}
+        about = content["about"]
+        return Costs(**values), {**about, **about.get("earlier costs", {})}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(
+            f"{path} holds no times of operations ({error}); name a personas.json of `kvweave eval personas`"
+        ) from error
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_tuples(each) for name, each in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 class _Timer:

@@ -5,9 +5,9 @@ together with the KV that their own pass would have stored. With stale KV in a p
 this prompt with this KV. Knows neither questions nor systems.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from kvweave.config import GenerationConfig
 from kvweave.engine.answering.generation import Decoded, generate
@@ -22,6 +22,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
 from kvweave.types import KVProvenance, TokenizedPrompt
+from kvweave_lab.eval.personas.wording import LIMIT_TOKENS, LongReplies
 
 _PREFIX: Final = recipe_named("prefix")
 _GREEDY: Final = generation_for(0)
@@ -42,8 +43,9 @@ class ModelPass:
         recomputed: stale tokens that were computed again.
         selection_rows: rows that were run over stale KV to select these.
         decoded: tokens of the reply.
-        accepted_draft_tokens: decoded tokens that were drafted from a near question's answer or from the prompt.
+        accepted_draft_tokens: decoded tokens that prompt lookup drafted.
         draft_passes: rows of each pass that verified a draft, including the reply's last token before it.
+        stored_spans: tokens of each span with stored KV, in order.
     """
 
     prompt: int
@@ -54,6 +56,14 @@ class ModelPass:
     decoded: int = 0
     accepted_draft_tokens: int = 0
     draft_passes: tuple[int, ...] = ()
+    stored_spans: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> Self:
+        """Return a pass from its JSON values."""
+        values: dict[str, Any] = dict(content)
+        values |= {name: tuple(values[name]) for name in ("draft_passes", "stored_spans")}
+        return cls(**values)
 
     @property
     def rows(self) -> int:
@@ -142,10 +152,14 @@ class MemoizedModel:
 
     Args:
         adapter: the model.
+
+    Attributes:
+        long_replies: makes long replies of the model's answers.
     """
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
+        self.long_replies = LongReplies(adapter.template.tokenize, adapter.tokenizer.decode)
         self._exact_kv = MemoryStore()  # of every path that was computed
         self._answers: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
         self._stale: dict[tuple[str, tuple[int, ...], tuple[KVProvenance | None, ...]], _StaleResult] = {}
@@ -158,30 +172,46 @@ class MemoizedModel:
         prompt: TokenizedPrompt,
         *,
         store_kv: bool,
-        drafter: PromptLookupDrafter | None = None,
+        looks_up: bool = False,
+        long: bool = False,
     ) -> Reply:
         """Answer a prompt with a recipe over a store; with `store_kv`, store the KV that the recipe stores.
 
-        A drafter does not change the answer; the passes that it saves are counted.
+        With `looks_up`, drafts from the prompt are counted; they do not change the reply. With `long`, the reply is a long
+        one that begins with the answer.
         """
         request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
         matched = recipe.match.find(request, recipe.prepare)
         if any(each.origin == "reused" for each in matched):
-            return self._answer_over_stale(recipe, request, matched, store_kv, drafter)
-        stored = self._store_exact(recipe, request, matched) if store_kv else ()
-        text, ids = self._exact_answer(prompt)
-        model_pass = _with_drafts(_pass_over(prompt, matched, len(ids)), ids, drafter)
-        return _reply(text, prompt, matched, model_pass, stored)
+            reply, ids = self._answer_over_stale(recipe, request, matched, store_kv)
+        else:
+            stored = self._store_exact(recipe, request, matched) if store_kv else ()
+            text, ids = self._exact_answer(prompt)
+            reply = _reply(text, prompt, matched, _pass_over(prompt, matched), stored)
+        most = _ANSWER_TOKENS
+        if long:
+            text, ids = self._long_reply(prompt, reply.text)
+            reply, most = replace(reply, text=text), LIMIT_TOKENS
+        model_pass = replace(reply.model_pass, decoded=len(ids))
+        if looks_up:
+            model_pass = _with_drafts(model_pass, ids, PromptLookupDrafter(prompt.token_ids), most)
+        return replace(reply, model_pass=model_pass)
+
+    def _long_reply(self, prompt: TokenizedPrompt, answer: str) -> tuple[str, tuple[int, ...]]:
+        chunks = [
+            self.adapter.tokenizer.decode(prompt.ids(span)) for span in prompt.spans if span.kind == "chunk"
+        ]
+        return self.long_replies.reply(answer, chunks, seed=" ".join(chunks))
 
     def prefill(self, recipe: Recipe, store: KVStore, prompt: TokenizedPrompt) -> Reply:
         """Compute and store a prompt's KV without a reply."""
         request = PrefillRequest(self.adapter, store, prompt, recipe.budget(None, None))
         matched = recipe.match.find(request, recipe.prepare)
         if any(each.origin == "reused" for each in matched):
-            reply = self._answer_over_stale(recipe, request, matched, store_kv=True, drafter=None)
-            return replace(reply, text="", model_pass=replace(reply.model_pass, decoded=0))
+            reply, _ = self._answer_over_stale(recipe, request, matched, store_kv=True)
+            return replace(reply, text="")
         stored = self._store_exact(recipe, request, matched)
-        return _reply("", prompt, matched, _pass_over(prompt, matched, 0), stored)
+        return _reply("", prompt, matched, _pass_over(prompt, matched), stored)
 
     def generate(self, notes: Sequence[str], request: Request, draw: int, system: str) -> Reply:
         """Return the reply to a request about notes under full attention, sampled as `QuestionPredictor` samples."""
@@ -230,8 +260,8 @@ class MemoizedModel:
         request: PrefillRequest,
         matched: Sequence[Matched],
         store_kv: bool,
-        drafter: PromptLookupDrafter | None,
-    ) -> Reply:
+    ) -> tuple[Reply, tuple[int, ...]]:
+        """Return the recipe's reply, whose pass does not count decoding, and its token ids."""
         prompt = request.prompt
         key = (recipe.name, prompt.token_ids, tuple(each.provenance for each in matched))
         if key not in self._stale:
@@ -247,13 +277,14 @@ class MemoizedModel:
             stored = _chunk_paths(
                 prompt, [m for n, m in enumerate(matched) if request.exact_provenance(n) in provenances]
             )
-        model_pass = _with_drafts(_pass_over(prompt, matched, len(done.ids)), done.ids, drafter)
         selects = recipe.select.selective and not request.budget.recomputes_none
         question_rows = prompt.user_rows[1] - prompt.spans[-1].start  # up to the user's last token
         model_pass = replace(
-            model_pass, recomputed=done.recomputed, selection_rows=question_rows if selects else 0
+            _pass_over(prompt, matched),
+            recomputed=done.recomputed,
+            selection_rows=question_rows if selects else 0,
         )
-        return _reply(done.text, prompt, matched, model_pass, stored)
+        return _reply(done.text, prompt, matched, model_pass, stored), done.ids
 
     def _decode(
         self, result: PrefillResult, prompt: TokenizedPrompt, settings: GenerationConfig, most: int
@@ -274,20 +305,21 @@ class MemoizedModel:
         return decoded.text.strip(), tuple(decoded.ids)
 
 
-def _pass_over(prompt: TokenizedPrompt, matched: Sequence[Matched], decoded: int) -> ModelPass:
+def _pass_over(prompt: TokenizedPrompt, matched: Sequence[Matched]) -> ModelPass:
     tokens = {"exact": 0, "reused": 0, "fresh": 0}
     for each in matched:
         tokens[each.origin] += each.span.tokens
-    return ModelPass(prompt.tokens, tokens["exact"], tokens["reused"], decoded=decoded)
+    stored = tuple(each.span.tokens for each in matched if each.origin != "fresh")
+    return ModelPass(prompt.tokens, tokens["exact"], tokens["reused"], stored_spans=stored)
 
 
-def _with_drafts(model_pass: ModelPass, ids: Sequence[int], drafter: PromptLookupDrafter | None) -> ModelPass:
-    """Return the pass with the drafts that `SpeculativeDecoder` would verify while decoding these ids."""
-    if drafter is None:
-        return model_pass
+def _with_drafts(
+    model_pass: ModelPass, ids: Sequence[int], drafter: PromptLookupDrafter, most: int
+) -> ModelPass:
+    """Return the pass with the drafts that `SpeculativeDecoder` would verify while decoding these ids, of at most `most`."""
     passes, accepted_tokens, done = [], 0, 1
-    while done <= min(len(ids), _ANSWER_TOKENS - 1):
-        draft = drafter.propose(ids[:done], room=_ANSWER_TOKENS - 1 - done)
+    while done <= min(len(ids), most - 1):
+        draft = drafter.propose(ids[:done], room=most - 1 - done)
         accepted = next(
             (n for n, token in enumerate(draft) if done + n >= len(ids) or ids[done + n] != token), len(draft)
         )

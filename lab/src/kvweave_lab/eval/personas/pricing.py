@@ -15,7 +15,7 @@ from kvweave.models.pass_cost import PassCost
 from kvweave_lab.eval.personas.costs import PROJECTIONS, Costs, projections_of
 from kvweave_lab.eval.personas.model import ModelPass
 from kvweave_lab.eval.personas.session import ServedQuestion, SessionRecord
-from kvweave_lab.eval.personas.systems import Projections, System
+from kvweave_lab.eval.personas.systems import Answers, Projections, System, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,11 @@ TABLES: Final[tuple[Table, ...]] = ("A", "B")
 """A: projection reuse, B: ordinary reuse."""
 
 
+Decoding: TypeAlias = Literal["token", "lookup"]
+DECODINGS: Final[tuple[Decoding, ...]] = ("token", "lookup")
+"""How every system decodes: token by token, or with drafts from the prompt (prompt lookup), verified several at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestPrice:
     """The price of one request: seconds from the question to the whole answer, and operations."""
@@ -92,19 +97,22 @@ class Prices:
     costs: Costs
     shape: Shape
 
-    def requests(self, session: SessionRecord, system: System, table: Table) -> list[RequestPrice]:
+    def requests(
+        self, session: SessionRecord, system: System, table: Table, decoding: Decoding
+    ) -> list[RequestPrice]:
         """Return the prices of a session's requests, in order."""
-        return [self.request(served, system, table) for served in session.served]
+        return [self.request(served, system, table, decoding) for served in session.served]
 
-    def request(self, served: ServedQuestion, system: System, table: Table) -> RequestPrice:
+    def request(
+        self, served: ServedQuestion, system: System, table: Table, decoding: Decoding
+    ) -> RequestPrice:
         """Return the price of one request: vector, answer cache, search, stored KV, prefill, decoding, as they apply."""
         costs = self.costs
         seconds = costs.embed_s + (costs.match_s if system.matching != "none" else 0.0)
         model_pass = served.model_pass
         if model_pass is None:
             return RequestPrice(seconds, 0.0)
-        if not system.drafts:
-            model_pass = replace(model_pass, accepted_draft_tokens=0, draft_passes=())
+        model_pass = decoded_by(model_pass, decoding)
         seconds += costs.retrieve_s
         if system.kv != "none":
             seconds += costs.find_kv_s + self.load_s(model_pass, stored_projections(system, table))
@@ -148,6 +156,13 @@ class Prices:
         )
 
 
+def decoded_by(model_pass: ModelPass, decoding: Decoding) -> ModelPass:
+    """Return the pass with the reply decoded so; the recorded one counts drafts."""
+    if decoding == "lookup":
+        return model_pass
+    return replace(model_pass, accepted_draft_tokens=0, draft_passes=())
+
+
 def stored_projections(system: System, table: Table) -> Projections:
     """Return the projections that an entry stores."""
     return system.projections if table == "A" else "KV"
@@ -161,22 +176,27 @@ def tail_latency(seconds: Sequence[float], share: float = 0.95) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """Mean seconds of an operation, or mean bytes of an item; the other value is None."""
+    """Mean seconds of an operation, or mean bytes of an item; the other value is None. Replies are short or long."""
 
+    answers: Answers
     name: str
     seconds: float | None
     bytes: float | None
 
 
 def operation_rows(
-    sessions: Sequence[SessionRecord], system: System, prices: Prices, chunk_tokens: float, chunk_bytes: float
+    trial: Trial,
+    sessions: Sequence[SessionRecord],
+    prices: Prices,
+    chunk_tokens: float,
+    chunk_bytes: float,
 ) -> list[OperationRow]:
-    """Return the seconds of operations and the bytes of items in the sessions of one system (PerCache's Table 1).
+    """Return the seconds of operations and the bytes of items in the sessions of one trial (PerCache's Table 1).
 
     Means are over the questions that needed the operation. `chunk_tokens` are a chunk's tokens in a prompt,
     `chunk_bytes` the bytes of its text.
     """
-    costs, shape = prices.costs, prices.shape
+    costs, shape, system = prices.costs, prices.shape, trial.system
     passes = [
         served.model_pass
         for session in sessions
@@ -190,27 +210,41 @@ def operation_rows(
         return statistics.fmean(values) if values else None
 
     return [
-        OperationRow("matching a question", costs.embed_s + costs.match_s, None),
-        OperationRow("finding chunks", costs.retrieve_s, None),
-        OperationRow("matching stored KV", costs.find_kv_s, None),
+        OperationRow(trial.answers, "matching a question", costs.embed_s + costs.match_s, None),
+        OperationRow(trial.answers, "finding chunks", costs.retrieve_s, None),
+        OperationRow(trial.answers, "matching stored KV", costs.find_kv_s, None),
         OperationRow(
-            "loading stored KV", mean([prices.load_s(model_pass, "KV") for model_pass in passes]), None
+            trial.answers,
+            "loading stored KV",
+            mean([prices.load_s(model_pass, "KV") for model_pass in passes]),
+            None,
         ),
         OperationRow(
+            trial.answers,
             "prefill without reuse",
             mean([costs.prefill(model_pass.prompt, 0) for model_pass in passes]),
             None,
         ),
         OperationRow(
-            "prefill", mean([prices.prefill_s(model_pass, system, "B") for model_pass in passes]), None
+            trial.answers,
+            "prefill",
+            mean([prices.prefill_s(model_pass, system, "B") for model_pass in passes]),
+            None,
         ),
         OperationRow(
+            trial.answers,
             "decoding",
             mean([costs.decode(model_pass.prompt, model_pass.decoded) for model_pass in passes]),
             None,
         ),
-        OperationRow("question in the bank", None, answer_bytes / entries if entries else None),
-        OperationRow("text of a chunk", None, chunk_bytes),
-        OperationRow("K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "KV")),
-        OperationRow("Q, K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "QKV")),
+        OperationRow(
+            trial.answers, "question in the bank", None, answer_bytes / entries if entries else None
+        ),
+        OperationRow(trial.answers, "text of a chunk", None, chunk_bytes),
+        OperationRow(
+            trial.answers, "K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "KV")
+        ),
+        OperationRow(
+            trial.answers, "Q, K and V of a chunk", None, shape.stored_bytes(round(chunk_tokens), "QKV")
+        ),
     ]

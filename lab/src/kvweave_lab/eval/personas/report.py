@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table as TextTable
 
-from kvweave_lab.eval.personas.pricing import TABLES, Table
+from kvweave_lab.eval.personas.execute import ExecutedRow
+from kvweave_lab.eval.personas.pricing import Decoding, Table
 from kvweave_lab.eval.personas.run import Comparison
-from kvweave_lab.eval.personas.summary import SystemRow, savings
-from kvweave_lab.eval.personas.systems import CHUNKS, STRIDES, THRESHOLDS
+from kvweave_lab.eval.personas.summary import PairRow, SystemRow, savings
+from kvweave_lab.eval.personas.systems import CHUNKS, STRIDES, THRESHOLDS, Answers
 from kvweave_lab.report import interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
     LineStyle,
@@ -29,6 +30,7 @@ from kvweave_lab.report.figures import (
 )
 
 _JSON: Final = "personas.json"
+WAYS: Final[dict[Decoding, str]] = {"token": "token by token", "lookup": "prompt lookup"}
 _TITLES: Final[dict[Table, str]] = {
     "A": "A · projection reuse, as PerCache replays it",
     "B": "B · ordinary reuse: stored tokens are not computed",
@@ -50,6 +52,7 @@ def content(done: Comparison, environment: dict[str, Any]) -> dict[str, Any]:
         "scheduler": [asdict(row) for row in done.scheduler],
         "scheduler savings": [asdict(saving) for saving in savings(done.scheduler)],
         "operations": [asdict(row) for row in done.operations],
+        "executed": [asdict(row) for row in done.executed],
     }
 
 
@@ -59,21 +62,34 @@ def write(folder: Path, done: Comparison, environment: dict[str, Any]) -> list[P
 
 
 def tables(done: Comparison) -> list[TextTable]:
-    """Return all tables: A and B, pairs of systems, the further experiments, the scheduler, and operations."""
-    found = [
-        _system_table(_TITLES[table], [row for row in done.systems if row.table == table]) for table in TABLES
+    """Return all tables.
+
+    A and B for each length of replies and way of decoding, pairs of systems, the further experiments, the scheduler,
+    operations, and executed requests.
+    """
+    found = _tables_of("systems", done.systems)
+    found += [
+        _pair_table(regime, [row for row in done.pairs if (row.answers, row.decoding) == regime])
+        for regime in dict.fromkeys((row.answers, row.decoding) for row in done.pairs)
     ]
-    found.append(_pair_table(done))
     for experiment in dict.fromkeys(row.experiment for row in done.further):
-        rows = [row for row in done.further if row.experiment == experiment]
-        found += [
-            _system_table(f"{experiment} · {table}", [row for row in rows if row.table == table])
-            for table in TABLES
-        ]
+        found += _tables_of(experiment, [row for row in done.further if row.experiment == experiment])
     if done.scheduler:
         found.append(_scheduler_table(done))
     found.append(_operation_table(done))
+    if done.executed:
+        found.append(_executed_table(done.executed))
     return found
+
+
+def _tables_of(experiment: str, rows: Sequence[SystemRow]) -> list[TextTable]:
+    return [
+        _system_table(
+            f"{experiment} · {answers} answers, {WAYS[decoding]} · {_TITLES[table]}",
+            [row for row in rows if (row.answers, row.decoding, row.table) == (answers, decoding, table)],
+        )
+        for answers, decoding, table in dict.fromkeys((row.answers, row.decoding, row.table) for row in rows)
+    ]
 
 
 def _system_table(title: str, rows: Sequence[SystemRow]) -> TextTable:
@@ -96,14 +112,14 @@ def _system_table(title: str, rows: Sequence[SystemRow]) -> TextTable:
     return table
 
 
-def _pair_table(done: Comparison) -> TextTable:
+def _pair_table(regime: tuple[Answers, Decoding], rows: Sequence[PairRow]) -> TextTable:
     table = text_table(
         ("", "system", "than", "faster", "ROUGE-L"),
         names=3,
-        title="who is faster",
+        title=f"who is faster · {regime[0]} answers, {WAYS[regime[1]]}",
         caption="share of mean latency saved (paired 95 % interval), gain in ROUGE-L",
     )
-    for row in done.pairs:
+    for row in rows:
         table.add_row(
             row.table, row.system, row.other, interval_text(row.faster, "+.1%"), f"{row.rouge_l.value:+.3f}"
         )
@@ -123,15 +139,49 @@ def _scheduler_table(done: Comparison) -> TextTable:
 
 def _operation_table(done: Comparison) -> TextTable:
     table = text_table(
-        ("what", "ms", "bytes"),
+        ("answers", "what", "ms", "bytes"),
+        names=2,
         title="operations and items",
         caption="PerCache's requests, ordinary reuse",
     )
     for row in done.operations:
         table.add_row(
+            row.answers,
             row.name,
             "" if row.seconds is None else f"{1e3 * row.seconds:.2f}",
             "" if row.bytes is None else f"{row.bytes:,.0f}",
+        )
+    return table
+
+
+def _executed_table(rows: Sequence[ExecutedRow]) -> TextTable:
+    table = text_table(
+        (
+            "answers",
+            "decoding",
+            "system",
+            "executed s",
+            "priced s",
+            "ratio",
+            "load ms",
+            "prefill s",
+            "decode s",
+        ),
+        names=3,
+        title="executed, beside the prices of the same requests",
+        caption=f"{rows[0].users} users, {rows[0].requests} requests of each system; loads from a cold page cache",
+    )
+    for row in rows:
+        table.add_row(
+            row.answers,
+            WAYS[row.decoding],
+            row.system,
+            f"{row.executed_s:.3f}",
+            f"{row.priced_s:.3f}",
+            f"{row.ratio:.2f}",
+            f"{1e3 * row.load_s:.1f}",
+            f"{row.prefill_s:.3f}",
+            f"{row.decode_s:.3f}",
         )
     return table
 
@@ -155,11 +205,12 @@ _DASHES: Final[tuple[LineStyle, ...]] = ("-", "--", ":")
 def figures(done: Comparison) -> dict[str, bytes]:
     """Draw PNG files by name; those of further experiments only if there were any."""
     images = {"personas.png": render(partial(_latency_figure, done))}
-    ablations = [row for row in done.further if row.experiment == "ablation" and row.table == "B"]
+    further = [row for row in done.further if row.table == "B" and row.decoding == done.about["decodings"][0]]
+    ablations = [row for row in further if row.experiment == "ablation"]
     if ablations:
         images["personas-ablation.png"] = render(partial(_ablation_figure, ablations))
     for name in _SWEEPS:
-        rows = [row for row in done.further if row.experiment == name and row.table == "B"]
+        rows = [row for row in further if row.experiment == name]
         if rows:
             images[f"personas-{name}.png"] = render(partial(_sweep_figure, name, rows))
     if done.scheduler:
@@ -168,23 +219,26 @@ def figures(done: Comparison) -> dict[str, bytes]:
 
 
 def _latency_figure(done: Comparison, theme: Theme) -> Figure:
+    regimes = list(dict.fromkeys((row.answers, row.decoding) for row in done.systems))
     figure = new_figure(
-        9.0,
+        max(9.0, 3.4 * len(regimes)),
         3.6,
         "Mean latency of a question",
-        f"{done.about['users']} users, {done.about['questions']} questions · left: projection reuse (A),"
-        " right: ordinary reuse (B) · lines: 95 % interval",
+        f"{done.about['users']} users, {done.about['questions']} questions · ordinary reuse (B) · lines: 95 % interval",
         theme,
     )
-    for axes, table in zip(figure.subplots(1, 2, sharey=True, sharex=True), TABLES, strict=True):
-        rows = [row for row in done.systems if row.table == table][::-1]
+    panels = figure.subplots(1, len(regimes), sharey=True, squeeze=False)[0]
+    for axes, (answers, decoding) in zip(panels, regimes, strict=True):
+        rows = [
+            row for row in done.systems if (row.answers, row.decoding, row.table) == (answers, decoding, "B")
+        ][::-1]
         means = [row.mean_s.value for row in rows]
         spans = [
             [row.mean_s.value - row.mean_s.low for row in rows],
             [row.mean_s.high - row.mean_s.value for row in rows],
         ]
         axes.barh([row.trial for row in rows], means, xerr=spans, color=theme.palette[0], ecolor=theme.ink)
-        axes.set_xlabel(f"{table}: seconds")
+        axes.set_xlabel(f"seconds, {answers} answers, {WAYS[decoding]}")
     return figure
 
 

@@ -6,7 +6,6 @@ is in `background.py`.
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -16,7 +15,6 @@ from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
 from kvweave.config import AnswersConfig
 from kvweave.database import Database
-from kvweave.engine.answering.speculative import PromptLookupDrafter, drafts_of
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -25,7 +23,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave_lab.eval.metrics import METRICS, bleu
 from kvweave_lab.eval.personas.corpus import UserCorpus
 from kvweave_lab.eval.personas.model import ModelPass, Reply, TextPath
-from kvweave_lab.eval.personas.systems import Setting, Source, System
+from kvweave_lab.eval.personas.systems import Answers, Setting, Source, System
 from kvweave_lab.eval.personas.users import Question
 
 
@@ -35,7 +33,7 @@ class ServedQuestion:
 
     Attributes:
         question: as it was asked.
-        answer: that the user got.
+        answer: that the user got; of a long reply, the short answer that it begins with.
         rouge_l: of the answer, 0..1.
         exact_match: 1 if the answer is a reference, 0 if not.
         model_pass: that computed the answer; None for a cached answer.
@@ -116,8 +114,11 @@ _RECIPES: Final = {"none": "full", "path": "prefix"}
 class UserSession:
     """A system that serves one user. A context manager, which deletes its files."""
 
-    def __init__(self, system: System, setting: Setting, corpus: UserCorpus) -> None:
+    def __init__(
+        self, system: System, setting: Setting, corpus: UserCorpus, answers: Answers = "short"
+    ) -> None:
         self.system, self.setting, self.corpus = system, setting, corpus
+        self._long = answers == "long"
         self._folder = Path(tempfile.mkdtemp(dir=corpus.folder))
         self._database = Database(self._folder / "catalog.sqlite")
         self.answers = AnswerCache(self._database, AnswersConfig().answer_limit_bytes)
@@ -150,7 +151,7 @@ class UserSession:
         """Answer a question of the user."""
         question = clean_text(asked.text)
         vector = self.corpus.encoder.encode([question])[0]
-        cached = self._cached(question, vector)
+        cached = self.cached(question, vector)
         if cached is not None:
             served = self._serve_cached(asked, question, vector, cached)
         else:
@@ -167,26 +168,27 @@ class UserSession:
         self.answers.record_hit(cached, question, lambda: vector)
         self.predictions.predicted.record_hit(cached.question)
         return replace(
-            _scored(question, cached.text, asked),
+            self._scored(question, cached.text, asked),
             cached_question=cached.question,
             similarity=cached.similarity,
             was_predicted=was_predicted,
         )
 
     def _serve_computed(self, asked: Question, question: str, vector: Vector) -> ServedQuestion:
-        reply = self.compute(question, "asked", self._drafts(vector) if self.system.drafts else None)
+        reply = self.compute(question, "asked")
         if "asked" in self.system.fills_answers:
             self.store_answer(question, vector, reply.text)
         predicted = sum(tokens for path, tokens in reply.exact_chunks if self._stored_by_prediction.get(path))
         return replace(
-            _scored(question, reply.text, asked),
+            self._scored(question, reply.text, asked),
             model_pass=reply.model_pass,
             context=reply.context,
             found=reply.found,
             found_predicted=predicted,
         )
 
-    def _cached(self, question: str, vector: Vector) -> CachedAnswer | None:
+    def cached(self, question: str, vector: Vector) -> CachedAnswer | None:
+        """Return the cached answer that a question gets; None if it is to be computed."""
         threshold = self.setting.threshold
         match self.system.matching:
             case "none":
@@ -205,23 +207,25 @@ class UserSession:
                 return replace(cached, similarity=cosine)
         return None
 
-    def _drafts(self, vector: Vector) -> list[tuple[int, ...]]:
-        """Return drafts of the answer: the nearest cached one."""
-        nearest = self.answers.nearest(vector, self.answer_settings, self.setting.threshold)
-        return [] if nearest is None else drafts_of(self.corpus.adapter, nearest.text)
+    def compute(self, question: str, source: Source) -> Reply:
+        """Compute the model's reply over the system's KV; store KV if the system does for this source.
 
-    def compute(self, question: str, source: Source, drafts: Sequence[Sequence[int]] | None = None) -> Reply:
-        """Compute the model's answer over the system's KV; store KV if the system does for this source.
-
-        With `drafts`, they and the prompt are used for speculative decoding.
+        For the user's questions, the drafts of prompt lookup are counted, for every system.
         """
-        prompt = self.corpus.prompt(question)
-        drafter = None if drafts is None else PromptLookupDrafter(prompt.token_ids, drafts)
         reply = self.corpus.model.answer(
-            self.recipe, self.store, prompt, store_kv=source in self.system.fills_kv, drafter=drafter
+            self.recipe,
+            self.store,
+            self.corpus.prompt(question),
+            store_kv=source in self.system.fills_kv,
+            looks_up=source == "asked",
+            long=self._long,
         )
         self._record_stored(reply, by_prediction=source == "predicted" and self._is_predicted(question))
         return reply
+
+    def short_answer(self, text: str) -> str:
+        """Return the answer in a reply, which is scored."""
+        return self.corpus.model.long_replies.short(text)
 
     def prefill(self, question: str) -> Reply:
         """Compute and store the KV of a predicted question's prompt, without an answer."""
@@ -253,6 +257,17 @@ class UserSession:
             predicted=self.predictions.predicted.totals().kept,
         )
 
+    def _scored(self, question: str, reply: str, asked: Question) -> ServedQuestion:
+        answer = self.short_answer(reply)
+        return ServedQuestion(
+            question=question,
+            answer=answer,
+            rouge_l=METRICS["rouge_l"](answer, asked.answers),
+            exact_match=METRICS["exact_match"](answer, asked.answers),
+            model_pass=None,
+            bleu=bleu(answer, asked.answers),
+        )
+
     def close(self) -> None:
         """Close and delete the files."""
         self.store.close()
@@ -269,14 +284,3 @@ class UserSession:
 def limit_bytes(adapter: Adapter, tokens: int) -> int:
     """Return the store limit for this many tokens of KV, with room for entry headers."""
     return tokens * adapter.geometry.token_bytes + tokens // 64 * _ENTRY_BYTES
-
-
-def _scored(question: str, answer: str, asked: Question) -> ServedQuestion:
-    return ServedQuestion(
-        question=question,
-        answer=answer,
-        rouge_l=METRICS["rouge_l"](answer, asked.answers),
-        exact_match=METRICS["exact_match"](answer, asked.answers),
-        model_pass=None,
-        bleu=bleu(answer, asked.answers),
-    )

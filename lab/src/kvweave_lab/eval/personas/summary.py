@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvweave_lab.eval.personas.pricing import TABLES, Prices, Table, tail_latency
+from kvweave_lab.eval.personas.pricing import TABLES, Decoding, Prices, Table, tail_latency
 from kvweave_lab.eval.personas.session import ServedQuestion, SessionRecord
-from kvweave_lab.eval.personas.systems import System, Trial
+from kvweave_lab.eval.personas.systems import Answers, System, Trial, system_trial
 from kvweave_lab.statistics import Estimate, Scores, interval_over_tasks, ratio_over_tasks
 
 UserLatencies = npt.NDArray[np.float64]
@@ -27,6 +27,8 @@ class SystemRow:
     """A trial in one table, over all users' questions; rates and qualities are 0..1.
 
     Attributes:
+        answers: short or long replies.
+        decoding: token by token, or with prompt lookup.
         table: A (projection reuse) or B (ordinary reuse).
         experiment, trial: the trial's names.
         users, questions: their numbers.
@@ -41,8 +43,12 @@ class SystemRow:
         idle_flops: operations at idle time per user.
         stored_bytes: at the end, per user.
         predicted: accepted predicted questions, per user.
+        reply_tokens: of a computed reply.
+        drafted: share of these that prompt lookup drafted and the model accepted.
     """
 
+    answers: Answers
+    decoding: Decoding
     table: Table
     experiment: str
     trial: str
@@ -62,6 +68,8 @@ class SystemRow:
     idle_flops: float
     stored_bytes: float
     predicted: float
+    reply_tokens: float
+    drafted: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class PairRow:
     intervals. `best_user` is the largest saving of any user.
     """
 
+    answers: Answers
+    decoding: Decoding
     table: Table
     system: str
     other: str
@@ -85,6 +95,8 @@ class PairRow:
 class UserRow:
     """One user under one system, with the columns of `SystemRow`."""
 
+    answers: Answers
+    decoding: Decoding
     table: Table
     system: str
     user: str
@@ -108,7 +120,7 @@ class SchedulerRow:
     Attributes:
         trial: its name.
         idle_flops: cumulative operations at idle time, before each question and after the last.
-        latency_s: of each question, with projection reuse as in the paper.
+        latency_s: of each question, with projection reuse and token by token, as in the paper.
         qa_hit: share of questions answered from the cache, after the change.
         kv_hit: share of retrieved tokens with stored KV, after the change.
         steps: steps of idle work by kind, per user.
@@ -131,20 +143,29 @@ class Saving:
     latency: float
 
 
-def system_rows(trials: Iterable[Trial], sessions: SessionsByTrial, prices: Prices) -> list[SystemRow]:
-    """Return a row for every trial in both tables."""
+def system_rows(
+    trials: Iterable[Trial], sessions: SessionsByTrial, prices: Prices, decodings: Sequence[Decoding]
+) -> list[SystemRow]:
+    """Return a row for every trial in both tables, under each way of decoding."""
     return [
-        _system_row(table, trial, sessions[trial.key], prices)
+        _system_row(decoding, table, trial, sessions[trial.key], prices)
         for trial in trials
+        for decoding in decodings
         for table in TABLES
         if sessions.get(trial.key)
     ]
 
 
-def _system_row(table: Table, trial: Trial, sessions: Sequence[SessionRecord], prices: Prices) -> SystemRow:
-    priced = [prices.requests(session, trial.system, table) for session in sessions]
+def _system_row(
+    decoding: Decoding, table: Table, trial: Trial, sessions: Sequence[SessionRecord], prices: Prices
+) -> SystemRow:
+    priced = [prices.requests(session, trial.system, table, decoding) for session in sessions]
+    passes = [one.model_pass for session in sessions for one in session.served if one.model_pass is not None]
+    reply_tokens = sum(one.decoded for one in passes)
     requests_of_all = [request for requests in priced for request in requests]
     return SystemRow(
+        answers=trial.answers,
+        decoding=decoding,
         table=table,
         experiment=trial.experiment,
         trial=trial.name,
@@ -168,6 +189,8 @@ def _system_row(table: Table, trial: Trial, sessions: Sequence[SessionRecord], p
             prices.stored_bytes(session, trial.system, table) for session in sessions
         ),
         predicted=statistics.fmean(session.stored.predicted for session in sessions),
+        reply_tokens=reply_tokens / len(passes) if passes else 0.0,
+        drafted=sum(one.accepted_draft_tokens for one in passes) / reply_tokens if reply_tokens else 0.0,
     )
 
 
@@ -181,63 +204,93 @@ def _share_of_retrieved(session: SessionRecord, tokens: Callable[[ServedQuestion
     return sum(map(tokens, session.served)) / context if context else 0.0
 
 
-def pair_rows(systems: Sequence[System], sessions: SessionsByTrial, prices: Prices) -> list[PairRow]:
+def pair_rows(
+    answers: Answers,
+    decoding: Decoding,
+    systems: Sequence[System],
+    sessions: SessionsByTrial,
+    prices: Prices,
+) -> list[PairRow]:
     """Compare each system that predicts as PerCache does with every other one, in both tables."""
+    scored = {system.name: sessions[system_trial(system, answers).key] for system in systems}
     rows = []
     for table in TABLES:
-        means = {system.name: _latencies(table, system, sessions, prices) for system in systems}
+        means = {
+            system.name: np.array(
+                [
+                    statistics.fmean(
+                        each.latency_s for each in prices.requests(session, system, table, decoding)
+                    )
+                    for session in scored[system.name]
+                ]
+            )
+            for system in systems
+        }
         for system in systems:
             if system.predicts_from != "summary":
                 continue
             rows += [
-                _pair_row(table, system.name, other.name, means, sessions)
+                _pair_row(answers, decoding, table, (system.name, other.name), means, scored)
                 for other in systems
                 if other != system
             ]
     return rows
 
 
-def _latencies(table: Table, system: System, sessions: SessionsByTrial, prices: Prices) -> UserLatencies:
-    return np.array(
-        [
-            statistics.fmean(each.latency_s for each in prices.requests(session, system, table))
-            for session in sessions[f"systems/{system.name}"]
-        ]
-    )
-
-
 def _pair_row(
-    table: Table, one: str, other: str, means: Mapping[str, UserLatencies], sessions: SessionsByTrial
+    answers: Answers,
+    decoding: Decoding,
+    table: Table,
+    pair: tuple[str, str],
+    means: Mapping[str, UserLatencies],
+    scored: SessionsByTrial,
 ) -> PairRow:
+    """Return the row of a pair; `means` and `scored` are by the systems' names."""
+    one, other = pair
     own, others = means[one] / means[other].mean(), means[other] / means[other].mean()
     faster = ratio_over_tasks([Scores(others - own, others, np.zeros_like(others))])
     assert faster is not None
-    quality = {
-        name: [
-            _mean_of(mine, name) - _mean_of(their, name)
-            for mine, their in zip(sessions[f"systems/{one}"], sessions[f"systems/{other}"], strict=True)
-        ]
+    rouge_l, exact_match = (
+        _estimate(
+            [
+                _mean_of(mine, name) - _mean_of(their, name)
+                for mine, their in zip(scored[one], scored[other], strict=True)
+            ]
+        )
         for name in ("rouge_l", "exact_match")
-    }
-    best = float((1 - means[one] / means[other]).max())
-    return PairRow(
-        table, one, other, faster, _estimate(quality["rouge_l"]), _estimate(quality["exact_match"]), best
     )
+    best = float((1 - means[one] / means[other]).max())
+    return PairRow(answers, decoding, table, one, other, faster, rouge_l, exact_match, best)
 
 
-def user_rows(systems: Iterable[System], sessions: SessionsByTrial, prices: Prices) -> list[UserRow]:
+def user_rows(
+    answers: Answers,
+    decoding: Decoding,
+    systems: Iterable[System],
+    sessions: SessionsByTrial,
+    prices: Prices,
+) -> list[UserRow]:
     """Return a row for every user under every system, in both tables."""
     return [
-        _user_row(table, system, session, prices)
+        _user_row(answers, decoding, table, system, session, prices)
         for table in TABLES
         for system in systems
-        for session in sessions[f"systems/{system.name}"]
+        for session in sessions[system_trial(system, answers).key]
     ]
 
 
-def _user_row(table: Table, system: System, session: SessionRecord, prices: Prices) -> UserRow:
-    priced = prices.requests(session, system, table)
+def _user_row(
+    answers: Answers,
+    decoding: Decoding,
+    table: Table,
+    system: System,
+    session: SessionRecord,
+    prices: Prices,
+) -> UserRow:
+    priced = prices.requests(session, system, table, decoding)
     return UserRow(
+        answers=answers,
+        decoding=decoding,
         table=table,
         system=system.name,
         user=session.user,
@@ -263,7 +316,7 @@ def scheduler_rows(trials: Sequence[Trial], sessions: SessionsByTrial, prices: P
 def _scheduler_row(trial: Trial, sessions: Sequence[SessionRecord], prices: Prices) -> SchedulerRow:
     idle_flops = [[period.flops for period in session.idle] for session in sessions]
     means = [statistics.fmean(flops) for flops in zip(*idle_flops, strict=True)]
-    priced = [prices.requests(session, trial.system, "A") for session in sessions]
+    priced = [prices.requests(session, trial.system, "A", "token") for session in sessions]
     later = [served for session in sessions for served in session.served[len(session.served) // 2 :]]
     context = sum(served.context for served in later)
     kinds = sorted({kind for session in sessions for period in session.idle for kind in period.steps})

@@ -4,6 +4,7 @@ A system is a combination of shared parts: cached answers, stored KV, and predic
 PerCache's (§5.2) where it compares with a system; the parts themselves are the product's.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
@@ -17,6 +18,9 @@ PredictionSource: TypeAlias = Literal["nothing", "notes", "summary"]
 """Questions are not predicted, predicted from raw chunks, or from a summary of them and from earlier questions."""
 Projections: TypeAlias = Literal["KV", "QKV"]
 """The projections that projection reuse skips for tokens with stored KV."""
+Answers: TypeAlias = Literal["short", "long"]
+"""Replies of a few words, as the reference model gives them, or of 60 to 150 tokens around those (`wording.py`)."""
+ANSWERS: Final[tuple[Answers, ...]] = ("short", "long")
 Source: TypeAlias = Literal["asked", "predicted"]
 """The questions that fill a cache: the user's, or predicted ones."""
 
@@ -33,7 +37,6 @@ class System:
         fills_answers: questions whose answers are cached.
         predicts_from: source of predicted questions at idle time.
         projections: skipped by projection reuse (table A).
-        drafts: whether replies are decoded speculatively, with drafts from a near question's answer or the prompt.
     """
 
     name: str
@@ -43,7 +46,6 @@ class System:
     fills_answers: frozenset[Source] = frozenset()
     predicts_from: PredictionSource = "nothing"
     projections: Projections = "KV"
-    drafts: bool = False
 
 
 _ASKED: Final[frozenset[Source]] = frozenset({"asked"})
@@ -71,9 +73,7 @@ PERCACHE: Final = System(
     predicts_from="summary",
     projections="QKV",
 )
-OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same", drafts=True)
-TOKEN_BY_TOKEN: Final = replace(OURS, name=f"{OURS.name}, token by token", drafts=False)
-"""The same sessions, priced as if every token were decoded singly."""
+OURS: Final = replace(PERCACHE, name="kvweave", kv="anywhere", matching="same")
 
 SYSTEMS: Final = (
     NO_CACHE,
@@ -137,6 +137,7 @@ class Trial:
         setting: at the start.
         later_setting: from the middle question on; None for no change.
         shares_budget: whether each idle period is limited to the operations of PerCache's at the same question.
+        answers: how long replies are.
     """
 
     experiment: str
@@ -145,15 +146,24 @@ class Trial:
     setting: Setting = field(default_factory=Setting)
     later_setting: Setting | None = None
     shares_budget: bool = False
+    answers: Answers = "short"
 
     @property
     def key(self) -> str:
         """Identifies the trial."""
-        return f"{self.experiment}/{self.name}"
+        return f"{self.answers}/{self.experiment}/{self.name}"
 
 
-BUDGET_TRIAL: Final = Trial("systems", PERCACHE.name, PERCACHE)
-"""The trial whose idle periods set the budget of the others."""
+def system_trial(system: System, answers: Answers = "short") -> Trial:
+    """Return a system's trial in the comparison of all systems."""
+    shares_budget = system is not PERCACHE and system.predicts_from != "nothing"
+    return Trial("systems", system.name, system, shares_budget=shares_budget, answers=answers)
+
+
+def budget_trial(answers: Answers = "short") -> Trial:
+    """Return the trial whose idle periods set the budget of the others."""
+    return system_trial(PERCACHE, answers)
+
 
 THRESHOLDS: Final = tuple(round(0.6 + 0.05 * step, 2) for step in range(8))
 STRIDES: Final = (1, 2, 3, 4, 5)
@@ -161,14 +171,15 @@ CHUNKS: Final = (6, 12, 24, 48)
 """Storage limits of the sweep, in chunks. A user has about 20, and each path stores its own copies."""
 
 
-def comparison() -> list[Trial]:
+def comparison(answers: Answers = "short") -> list[Trial]:
     """Return a trial of every system, the one that sets the budget first."""
-    others = [
-        Trial("systems", system.name, system, shares_budget=system.predicts_from != "nothing")
-        for system in SYSTEMS
-        if system is not PERCACHE
-    ]
-    return [BUDGET_TRIAL, *others]
+    others = [system_trial(system, answers) for system in SYSTEMS if system is not PERCACHE]
+    return [budget_trial(answers), *others]
+
+
+def with_answers(trials: Iterable[Trial], answers: Answers) -> list[Trial]:
+    """Return these trials with replies of another length."""
+    return [replace(trial, answers=answers) for trial in trials]
 
 
 def ablations() -> list[Trial]:
