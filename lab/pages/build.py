@@ -201,6 +201,7 @@ def main() -> None:
                 [results("natural_1k.json"), results("natural.json")],
                 results("natural_retrieval.json"),
                 results("languages.json"),
+                results("answer_check.json"),
             ),
         ),
         docs / "serving.md": with_parts(

@@ -13,17 +13,21 @@ _TITLES = {
 }
 
 
-def parts(runs: Sequence[Result | None], retrieved: Result | None, asked: Result | None) -> dict[str, str]:
+def parts(
+    runs: Sequence[Result | None], retrieved: Result | None, asked: Result | None, checked: Result | None
+) -> dict[str, str]:
     """Return the page's parts by the names of their markers; each run is about one length."""
     found = [run for run in runs if run is not None]
-    if not found or retrieved is None or asked is None:
-        return dict.fromkeys(("findings", "recipes", "comparisons", "retrieval", "languages"), NOT_MEASURED)
+    if not found or retrieved is None or asked is None or checked is None:
+        names = ("findings", "recipes", "comparisons", "retrieval", "languages", "check")
+        return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
+        "check": answer_check(checked),
     }
 
 
@@ -206,6 +210,27 @@ def languages(found: Result) -> str:
             "```",
             found["command"],
             "```",
+        ]
+    )
+
+
+def answer_check(found: Result) -> str:
+    """Return what checking answers against their passages gives and refuses."""
+    rows = [
+        [title, str(one["questions"]), str(one["right"]), str(one["given"]), str(one["right_and_given"])]
+        for title, one in (
+            ("not in the documents", found["unanswerable"]),
+            ("in the documents", found["answerable"]),
+        )
+    ]
+    columns = ("answer", "questions", "right", "given by the check", "right among these")
+    return "\n".join(
+        [
+            f"{found['model']}, full attention, {found['split']} split:",
+            "",
+            *table(columns, rows),
+            "",
+            f"`{found['command']}`, {found['date']}.",
         ]
     )
 

@@ -115,18 +115,21 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class AnswersConfig:
-    """The answer cache.
+    """Answers: their cache, and their check.
 
     Attributes:
         answer_threshold: Least cosine similarity of two questions that may share an answer, 0..1 (PerCache's τ).
         answer_limit_bytes: Cap of the answer cache; 0 turns it off.
         answer_error_bound: Largest share of wrong answers among those given to questions that are near a stored one but not
             certainly the same, 0..0.5; 0 gives none.
+        check_answers: Give an answer only if the passages hold its words, else say that the documents do not. Nothing is shown
+            before the answer is whole.
     """
 
     answer_threshold: float = 0.85
     answer_limit_bytes: int = 100_000_000
     answer_error_bound: float = 0.02
+    check_answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

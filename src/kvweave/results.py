@@ -270,6 +270,7 @@ class Answer:
         decoding: None if the answer was decoded with all KV in memory.
         reasoning: a reasoning model's thoughts before the answer; they are not cached.
         finish_reason: why the reply ended; "stop" for a cached answer.
+        supported: whether the passages hold the answer; None if that was not checked (setting `check_answers`).
     """
 
     text: str
@@ -279,6 +280,7 @@ class Answer:
     decoding: DecodeStats | None = None
     reasoning: str = ""
     finish_reason: FinishReason = "stop"
+    supported: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ _OF_KNOWLEDGE_BASE: Final = ("model", "dtype", "weights", "embedding_model", "sy
 
 _OF_PROCESS: Final = (
     "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes", "answer_error_bound",
+    "check_answers",
 )  # fmt: skip
 _OF_MACHINE: Final = ("device", "shared")
 """Settings that say where something is computed or stored: without one, the server's will do."""
