@@ -1,10 +1,14 @@
 """`kvweave add` returns once documents can be asked about; a process of its own prepares their chunks."""
 
+import os
+import signal
 import subprocess
+from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 import pytest
 
+from kvweave.cli.preparation import start_detached
 from kvweave.files import try_lock
 from processes import python_program
 
@@ -167,3 +171,16 @@ def test_the_process_finds_no_module_in_the_users_folder_and_shows_no_password(
     assert folder == tmp_path / "home"
     assert "walnut" not in " ".join(words)
     assert environment["KVWEAVE_SHARED"] == command.environment["KVWEAVE_SHARED"]
+
+
+def test_a_background_process_gives_way_to_other_sessions(tmp_path):
+    process = start_detached(["sleep", "60"], tmp_path / "log", tmp_path, dict(os.environ))
+    try:
+        assert os.getpriority(os.PRIO_PROCESS, process) == 10
+        group = Path(f"/proc/{process}/autogroup")
+        if not group.exists():
+            pytest.skip("the kernel does not schedule sessions as groups")
+        assert group.read_text().split()[-1] == "10"
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)

@@ -119,6 +119,9 @@ def start_detached(command: list[str], log: "Path", folder: "Path", environment:
         )
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+    # On Linux a session may be a scheduling group: a process' niceness counts within it, the group's against other sessions.
+    with suppress(OSError), open(f"/proc/{process.pid}/autogroup", "w") as group:
+        group.write(str(_NICENESS))
     return process.pid
 
 
