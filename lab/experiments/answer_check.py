@@ -8,7 +8,6 @@ it, with full attention. An answer counts as right if it contains the reference 
 
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import kvweave
@@ -29,7 +28,9 @@ def main() -> None:
     asked = [question for question in shipped_set().questions if question.split == options.split]
     groups = {
         "unanswerable": [question for question in asked if question.kind == UNANSWERABLE],
-        "answerable": spread([question for question in asked if question.kind != UNANSWERABLE], options.limit),
+        "answerable": spread(
+            [question for question in asked if question.kind != UNANSWERABLE], options.limit
+        ),
     }
     model = str(prepared_folder()) if options.model == "real" else options.model
     given = {"model": model, "recipe": "full", "answer_limit_bytes": 0, "max_new_tokens": 32}
@@ -41,7 +42,8 @@ def main() -> None:
         found = {name: outcome(base, each[: options.limit]) for name, each in groups.items()}
         name = base.model.fingerprint.name
     write_result(
-        {**environment(command_of(options)), "model": name, "split": options.split, **rounded(found)}, options.output
+        {**environment(command_of(options)), "model": name, "split": options.split, **rounded(found)},
+        options.output,
     )
 
 

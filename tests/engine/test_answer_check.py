@@ -9,7 +9,10 @@ from kvweave.types import TokenizedPrompt
 
 RECIPE = "reuse"
 GLORRIC = "What is the password of Glorric?"
-PASSAGES = ["The boiler was serviced by Hartwell & Sons on 4 March.", "It cost £1,240, which Moira paid by cheque."]
+PASSAGES = [
+    "The boiler was serviced by Hartwell & Sons on 4 March.",
+    "It cost £1,240, which Moira paid by cheque.",
+]
 
 
 @pytest.mark.parametrize(
