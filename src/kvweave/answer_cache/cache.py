@@ -313,7 +313,13 @@ class AnswerCache:
         """Return counts and sizes."""
         counts, hits = self._entries.count(), int(self._entries.counter(_HITS))
         return AnswerCacheTotals(
-            counts.questions, counts.answered, counts.waiting, hits, counts.bytes, self.limit_bytes
+            counts.questions,
+            counts.answered,
+            counts.waiting,
+            hits,
+            counts.bytes,
+            self.limit_bytes,
+            *self._near.counts(),
         )
 
 
