@@ -167,7 +167,7 @@ def main() -> None:
         "--pairs", type=Path, action="append", help="default: both files of pairs as people ask"
     )
     args = parser.parse_args()
-    pairs = pairs_of(args.pairs or [QUESTIONS / "people_dev.jsonl", QUESTIONS / "people_test.jsonl"])
+    pairs = pairs_of(args.pairs or [QUESTIONS / "people_dev.jsonl", QUESTIONS / "people_dev_more.jsonl"])
     texts = list(dict.fromkeys(text for pair in pairs for text in pair[:2]))
     encoder = TextEncoder()
     vectors = np.concatenate([encoder.encode(texts[at : at + 256]) for at in range(0, len(texts), 256)])

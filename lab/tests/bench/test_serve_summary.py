@@ -106,9 +106,14 @@ def test_systems_are_compared_with_the_baseline_at_the_same_time():
 
 def test_rates_beyond_two_that_saturate_a_system_are_left_out():
     saturated = [phase("full", 0.2, 9.0, 0.1), phase("full", 0.4, 9.0, 0.1)]
-    assert not _saturated(saturated[:1], "full")
-    assert _saturated(saturated, "full")
-    assert not _saturated(saturated, "default")
+    assert not _saturated(saturated[:1], "full", seed=0)
+    assert _saturated(saturated, "full", seed=0)
+    assert not _saturated(saturated, "default", seed=0)
+    arrived_s = arrivals_s(1.0, 20, seed=0)[-1]  # of few arrivals, the span is not their number over the rate
+    served = [replace(phase("full", rate, 9.0, rate * 20 / arrived_s), requests=20) for rate in (0.2, 0.4)]
+    assert not _saturated(served, "full", seed=0)
+    slow = [replace(one, requests_per_s=0.7 * one.requests_per_s) for one in served]
+    assert _saturated(slow, "full", seed=0)
 
 
 def test_unknown_systems_and_missing_weights_are_refused(tmp_path):

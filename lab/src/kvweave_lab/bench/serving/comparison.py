@@ -137,7 +137,7 @@ def _complete(settings: ServeSettings, output: Path | None, phases: Sequence[Pha
     wanted = [
         (name, rate, number)
         for name in settings.systems
-        if not _saturated(phases, name)
+        if not _saturated(phases, name, settings.traffic.seed)
         for rate in rates
         for number in range(settings.rounds)
     ]
@@ -193,7 +193,8 @@ class _Run:
         order = list(self._systems)
         random.Random(f"{self._settings.traffic.seed}/{rate}/{number}").shuffle(order)
         for place, system in enumerate(order):
-            if log.get((system.name, rate, number)) is None and not _saturated(log.results, system.name):
+            spared = _saturated(log.results, system.name, self._settings.traffic.seed)
+            if log.get((system.name, rate, number)) is None and not spared:
                 log.add(self._phase(system, requests, rate, number, shares))
             self._progress(f"{rate:g} requests/s, round {number + 1}", place + 1, len(order))
 
@@ -281,11 +282,19 @@ def _result(settings: ServeSettings, phases: list[Phase]) -> ServeBench:
     )
 
 
-def _saturated(phases: Sequence[Phase], system: str) -> bool:
+def _saturated(phases: Sequence[Phase], system: str, seed: int) -> bool:
     rates = {
-        one.rate for one in phases if one.system == system and one.requests_per_s < _SATURATED * one.rate
+        one.rate
+        for one in phases
+        if one.system == system and one.requests_per_s < _SATURATED * _arrived_per_s(one, seed)
     }
     return len(rates) >= _SATURATED_RATES
+
+
+def _arrived_per_s(phase: Phase, seed: int) -> float:
+    """Return the arrivals per second as they were drawn, which are few and may be far from the rate."""
+    span_s = arrivals_s(phase.rate, phase.requests, seed + phase.round)[-1]
+    return phase.requests / span_s if span_s else phase.rate
 
 
 def unequal_prompts(done: ServeBench) -> list[str]:
