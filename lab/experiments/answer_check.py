@@ -40,7 +40,7 @@ def main() -> None:
     ):
         base.add(SHIPPED / "documents", wait=False)
         found = {name: outcome(base, each[: options.limit]) for name, each in groups.items()}
-        name = base.model.fingerprint.name
+    name = "gemma-3-270m" if options.model == "real" else options.model
     write_result(
         {**environment(command_of(options)), "model": name, "split": options.split, **rounded(found)},
         options.output,

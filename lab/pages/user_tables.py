@@ -55,11 +55,11 @@ def speed_and_quality(
             *(f"{scored[name]:.3f}" for name in ("full_score", "reuse_score", "score")),
         ),
         "",
-        f"`{recipe}`, the default until [calibrated](docs/guide/recipes.md#calibration), recomputes {ratio:.0%} of the reused tokens. The first three "
-        f"rows: {about['model']}, {fast['dtype']}, {fast['context_tokens']:,} tokens of retrieved text, {own['prompts']} questions "
-        f"about written documents, {fast['threads']} {fast['device'].upper()} threads{units}, KV in memory. **The last row is another model "
-        f"and length**: the 10 MB model that ships with kvweave, {scored['context_tokens']:,} tokens, {scored['samples']:,} prompts. "
-        "How we measure [speed](lab/docs/ttft.md) and quality on [natural text](lab/docs/natural.md) and [generated tasks](lab/docs/methods.md).",
+        f"`{recipe}`, the default until [calibrated](docs/guide/recipes.md#calibration), recomputes {ratio:.0%}. First three rows: "
+        f"{about['model']}, {fast['dtype']}, {fast['context_tokens']:,} tokens of retrieved text, {own['prompts']} questions, "
+        f"{fast['threads']} {fast['device'].upper()} threads{units}, KV in memory. **Last row: another model and length**, the shipped 10 MB "
+        f"model, {scored['context_tokens']:,} tokens, {scored['samples']:,} prompts. Measured on "
+        "[natural text](lab/docs/natural.md) and [generated tasks](lab/docs/methods.md).",
     ]
     return "\n".join(lines)
 
@@ -74,17 +74,23 @@ def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | N
     ratios = sorted({ratio for _, ratio in scores} - {0.0, 1.0})
     lines = header("recipe", "nothing", *(f"{ratio:.0%}" for ratio in ratios), "everything", "selecting")
     for name in dict.fromkeys(recipe for recipe, _ in scores):
-        if name in LAB["kvweave.recipes"]:
-            continue  # a user of the package cannot choose it
+        if name in LAB["kvweave.recipes"] or "+" in name:
+            continue  # a user of the package cannot choose it, or it is not on its own preparation
         cells = (scores.get((name, ratio), "") for ratio in (0.0, *ratios, 1.0))
         lines.append(row(f"`{name}`", *cells, shares.get(name, "")))
     about = overall[0]
     return "\n".join(
         [
             f"Accuracy by the share of stale tokens recomputed: mean over tasks that favour no placement, {about['samples']:,} prompts of {about['context_tokens']:,} "
-            f"tokens. Selecting: its time as a share of full prefill, {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']}, ratio "
+            f"tokens.{_prepared(scores)} Selecting: its time as a share of full prefill, {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']}, ratio "
             f"{cost['ratio']:g}.",
             "",
             *lines,
         ]
     )
+
+
+def _prepared(scores: Mapping[tuple[str, float], str]) -> str:
+    """Return what the preparation of the default recipe gives without any recomputation."""
+    found = scores.get(("following+reuse", 0.0))
+    return f" `reuse` on chunks prepared as `following`: {found}." if found else ""

@@ -173,6 +173,7 @@ def test_the_process_finds_no_module_in_the_users_folder_and_shows_no_password(
     assert environment["KVWEAVE_SHARED"] == command.environment["KVWEAVE_SHARED"]
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_a_background_process_gives_way_to_other_sessions(tmp_path):
     process = start_detached(["sleep", "60"], tmp_path / "log", tmp_path, dict(os.environ))
     try:

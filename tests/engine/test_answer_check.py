@@ -22,8 +22,8 @@ PASSAGES = [
         ("When was the boiler serviced?", "On 4 March.", True),
         ("What did the service cost?", "£1,240", True),
         ("Who paid?", "Moira paid by cheque.", True),
-        ("Did Moira pay?", "Yes.", True),  # nothing that could be checked
-        ("Did Moira pay?", "No.", True),
+        ("Did Moira pay by cheque?", "Yes.", True),  # nothing that could be checked
+        ("Did Moira pay by cheque?", "No.", True),
         ("Who serviced the boiler?", "the boiler", True),
         ("What did the service cost?", "£1,420", False),
         ("When was the boiler serviced?", "On 5 March.", False),
