@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
-from kvweave.engine.answering.answer_stream import Events
+from kvweave.engine.answering.answer_stream import Answered, Events
 from kvweave.predict.filters import content_stems, is_answerable, is_non_answer, is_supported
 from kvweave.results import Piece
 
@@ -25,7 +25,7 @@ def checked(events: Events, question: str) -> Events:
             try:
                 event = next(events)
             except StopIteration as end:
-                answered = end.value
+                answered: Answered = end.value
                 break
             if isinstance(event, Piece):
                 held.append(event)
