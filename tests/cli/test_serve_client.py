@@ -191,6 +191,7 @@ def test_a_home_without_a_server_says_nothing_of_one(filled, command):
     assert find_server(filled) is None
     assert set(command.json("ask", GLORRIC)) == {
         "text", "sources", "plan", "timing", "decoding", "reasoning", "finish_reason",
+        "supported",
     }  # fmt: skip
 
 

@@ -16,7 +16,16 @@ def test_add_ask_list_change_remove(real_command, command, documents):
     assert added["chunk_kv_computed"] == added["chunks"] > 3
 
     answer = real_command.json("ask", GLORRIC)
-    assert set(answer) == {"text", "sources", "plan", "timing", "decoding", "reasoning", "finish_reason"}
+    assert set(answer) == {
+        "text",
+        "sources",
+        "plan",
+        "timing",
+        "decoding",
+        "reasoning",
+        "finish_reason",
+        "supported",
+    }
     assert answer["text"] == "walnut"
     assert str(documents / "passwords.md") in {source["document"] for source in answer["sources"]}
     assert (

@@ -38,7 +38,10 @@ def test_the_first_error_ends_the_others_and_is_raised():
 
     with pytest.raises(ValueError, match="broken"):
         together(call, range(9), 2, cancelled)
-    assert ended == [0]
+    assert set(ended) in (
+        {0},
+        {0, 2},
+    )  # the thread that failed may have begun another before the error is seen
 
 
 def test_the_first_answer_to_each_prompt_comes_before_the_others(fake):

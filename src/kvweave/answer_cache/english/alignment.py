@@ -85,14 +85,14 @@ def features(one: str, other: str, cosine: float) -> list[float]:
 
 
 def are_same_keywords(one: str, other: str) -> bool:
-    """Return whether of two cleaned questions one has no question word, and either has all content words of the other and no more.
+    """Return whether one of two cleaned questions has no question word, and either has all content words of the other and no more.
 
     Assumes that no certain veto tells them apart. Not where the words may belong together otherwise, or where the one without a
     question word does not say that it asks for a time, a place, a reason, a way or a number.
     """
     first, second = read(one), read(other)
-    if first.asks and second.asks:
-        return False
+    if bool(first.asks) == bool(second.asks):
+        return False  # where neither asks, nothing but the order of the words says who did what
     for each in (first, second):
         asked = each.asks - {"thing", "person", "price"}
         unsaid = {kind for kind in asked if not kind.startswith("of ") and kind not in MEASURES}
