@@ -10,6 +10,13 @@ The methods page needs more ratios and recipes; its figures are in docs/images:
     .venv/bin/kvweave eval --suite full --split test --matrix --output matrix-512
     .venv/bin/python lab/experiments/quality.py methods-512 matrix-512 --output lab/results/methods.json --images docs/images
 
+The tasks that favour no placement, which the methods page, README and the guide begin with, need each recipe on its own preparation and
+on others (lab/results/neutral.json):
+
+    .venv/bin/kvweave eval --suite full --split test --tasks neutral --ratio 0.1 … --output neutral
+    .venv/bin/kvweave eval --suite full --split test --tasks neutral --ratio 0.1 --prepare following … --output neutral-following
+    .venv/bin/python lab/experiments/quality.py neutral neutral-following --output lab/results/neutral.json
+
 The cost of storing chunk KV in fewer bits (lab/docs/store.md) comes from evaluations with --storage:
 
     .venv/bin/kvweave eval --suite full --split test --context-tokens 512 --storage int8 --storage int4 … --output storage-512

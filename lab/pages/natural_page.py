@@ -51,7 +51,8 @@ def findings(found: Result) -> str:
 
 def _gap(found: Result) -> list[str]:
     """Return what reuse loses, and what the compared method wins back of it."""
-    rows = {row["recipe"]: row for row in found["rows"]}
+    length = found["rows"][0]["context_tokens"]  # that of `_conditions`
+    rows = {row["recipe"]: row for row in found["rows"] if row["context_tokens"] == length}
     full, reuse, nothing = rows["full"], rows["reuse"], rows["no context"]
     own = rows.get(found["comparisons"][0]["against"].rpartition("+")[2])
     lines = [

@@ -62,6 +62,11 @@ def writer_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def absolute_if_path(value: str | None) -> str | None:
+    """Return the absolute path of what is a path here, and anything else, such as a hub id, as it is."""
+    return os.path.abspath(value) if value and os.path.exists(value) else value
+
+
 def is_process_alive(process_id: int) -> bool:
     """Return whether a process with this id runs on this machine (and in this container)."""
     try:

@@ -183,38 +183,41 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     if _plain(one) == _plain(other):
         return ()
     first, second = one, other
-    errors: list[str] = []
-    fixed = corrected(one, other)
-    if fixed is not None:
-        one, errors = fixed.text, [*fixed.errors]
-    fixed = corrected(other, one)
-    if fixed is not None:
-        other, errors = fixed.text, [*errors, *fixed.errors]
+    one, other, errors = _undone(one, other)
     if errors and are_opposed(first, second):
         return None
     if errors and _plain(one) == _plain(other):
-        return tuple(errors)
+        return errors
     if slips := _slips(first, second):
         return slips
     if not near:
         return None
     here, there = normalize(one), normalize(other)
     alike = here.asks != EXACT and difference(here, there) is None and not negates_otherwise(one, other)
-    return tuple(errors) if alike else None
+    return errors if alike else None
 
 
 def _slips(one: str, other: str) -> tuple[str, ...]:
     """Return the typing errors that two texts differ by and by nothing else; empty if they differ by more."""
-    errors: list[str] = []
     if len(one.split()) != len(other.split()) or has_symbols(one) or has_symbols(other):
         return ()
-    fixed = corrected(one, other, slips=True)
-    if fixed is not None:
-        one, errors = fixed.text, [*fixed.errors]
-    fixed = corrected(other, one, slips=True)
-    if fixed is not None:
-        other, errors = fixed.text, [*errors, *fixed.errors]
-    return tuple(errors) if errors and _plain(one) == _plain(other) else ()
+    one, other, errors = _undone(one, other, slips=True)
+    return errors if _plain(one) == _plain(other) else ()
+
+
+def _undone(one: str, other: str, slips: bool = False) -> tuple[str, str, tuple[str, ...]]:
+    """Return two cleaned texts whose typing errors of each other's words are undone, and the errors; see `corrected`."""
+    first = corrected(one, other, slips)
+    if first is not None:
+        one = first.text
+    second = corrected(other, one, slips)
+    if second is not None:
+        other = second.text
+    return (
+        one,
+        other,
+        tuple(error for fixed in (first, second) if fixed is not None for error in fixed.errors),
+    )
 
 
 @lru_cache(maxsize=_REMEMBERED)

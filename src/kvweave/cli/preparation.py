@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from kvweave.cli import options as opt
 from kvweave.config import environment_variable
+from kvweave.files import absolute_if_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,9 @@ def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     # -P: no file of the user's folder is imported in place of a module.
     command = [sys.executable, "-P", "-m", "kvweave", "idle", "--chunks-only"]
     command += ["--home", str(home), "--kb", options.kb]
-    paths = replace(options, model=_absolute(options.model), auxiliary=_absolute(options.auxiliary))
+    paths = replace(
+        options, model=absolute_if_path(options.model), auxiliary=absolute_if_path(options.auxiliary)
+    )
     names = [name for name in (*opt.MODEL, *opt.REUSE) if name != "shared"]
     command += opt.arguments_of(paths, names)
     try:
@@ -82,16 +85,11 @@ def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
         return Worker(status, "nobody", why=f"no process could be started: {error}")
 
 
-def _absolute(value: str | None) -> str | None:
-    """Return the absolute path of what is a path here, and anything else as it is."""
-    return os.path.abspath(value) if value and os.path.exists(value) else value
-
-
 def _environment(options: opt.SharedOptions) -> dict[str, str]:
     """Return the environment for a process in another folder. The shared address may hold a password: no argument shows it."""
     environment = dict(os.environ)
     for name in map(environment_variable, ("embedding_model", "reranker")):
-        if found := _absolute(environment.get(name)):
+        if found := absolute_if_path(environment.get(name)):
             environment[name] = found
     if path := environment.get("PYTHONPATH"):
         parts = [part for part in path.split(os.pathsep) if part]  # an empty one is the user's folder

@@ -17,7 +17,7 @@ NOT_FOUND: Final = "The documents do not say."
 _YES: Final = frozenset({"yes"})  # "no" is no content word anyway
 
 
-def checked(events: Events, question: str) -> Events:
+def only_held(events: Events, question: str) -> Events:
     """Yield an answer's events, its text held back until it is whole: the text, or NOT_FOUND in its place."""
     held = []
     with closing(events):

@@ -59,7 +59,7 @@ class Asker:
         if answer_settings is not None and call.cache == "use":
             pieces = self._cached(question, vector, answer_settings)
             if pieces is not None:
-                return AnswerStream(self._checked(pieces, question), None, request)
+                return AnswerStream(self._only_held(pieces, question), None, request)
 
         from kvweave.engine.answering.pipeline import answer, check_supported
 
@@ -68,7 +68,7 @@ class Asker:
         check_supported(context.model, resolved)
         context.encoder.load()  # else the first question's time would include loading it
         pieces = answer(context, self.cached, question, vector, resolved, said)
-        return AnswerStream(self._checked(pieces, question), context.model.tokenizer, request)
+        return AnswerStream(self._only_held(pieces, question), context.model.tokenizer, request)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
@@ -106,13 +106,13 @@ class Asker:
         found = self.cached.find(question, vector, answer_settings)
         return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
 
-    def _checked(self, pieces: Events, question: str) -> Events:
+    def _only_held(self, pieces: Events, question: str) -> Events:
         """Return the answer as it comes, or where the settings say so, once the passages were seen to hold it."""
-        if not self.settings.checks_answers:
+        if not self.settings.config.answers.check_answers:
             return pieces
-        from kvweave.engine.answering.answer_check import checked
+        from kvweave.engine.answering.answer_check import only_held
 
-        return checked(pieces, question)
+        return only_held(pieces, question)
 
     def checked(self, question: str) -> tuple[str, int]:
         """Return a question as valid text, and how many chunks the knowledge base holds."""

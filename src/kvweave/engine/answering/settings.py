@@ -219,11 +219,6 @@ class Settings:
             chosen = recipe_named(named.recipe, self.config.prepare, auxiliary, self._storage)
         return chosen if named.ratio is None else replace(chosen, ratio=named.ratio)
 
-    @property
-    def checks_answers(self) -> bool:
-        """Whether an answer is given only if the passages hold it."""
-        return self.config.answers.check_answers
-
     def top_k(self, named: int | None = None) -> int:
         """Return the number of chunks to retrieve; raises InvalidRequest below one."""
         top_k = self.config.retrieval.top_k if named is None else named

@@ -84,20 +84,18 @@ class Precomputer:
 
     def _bytes(self, recipe: Recipe, missing: Sequence[Ids]) -> int:
         """Return the bytes that storing chunks takes: what the recipe prepares of each, else what it remembers."""
-        sizes = missing_bytes(
-            prepare_context(self.context(), self.system),
-            [(digest_tokens(ids), len(ids)) for ids in missing],
-            recipe,
-        )
-        adapter = self.context().adapter
+        context = self.context()
+        wanted = [(digest_tokens(ids), len(ids)) for ids in missing]
+        sizes = missing_bytes(prepare_context(context, self.system), wanted, recipe)
         return sum(
-            sizes.get(number, recipe.prepare.bytes(adapter, len(ids))) for number, ids in enumerate(missing)
+            sizes.get(number, recipe.prepare.bytes(context.adapter, len(ids)))
+            for number, ids in enumerate(missing)
         )
 
     def _store_kv(self, recipe: Recipe, prompt: TokenizedPrompt, missing: Sequence[Ids]) -> None:
         """Store what the recipe prepares of these chunks, and what it remembers of a request for the prompt."""
         context = self.context()
-        prepare_chunks(prepare_context(self.context(), self.system), missing, recipe)
+        prepare_chunks(prepare_context(context, self.system), missing, recipe)
         if "chunk" in recipe.match.stored_kinds:
             remember(run(recipe, context.adapter, context.store, prompt))
 

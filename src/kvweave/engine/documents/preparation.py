@@ -20,7 +20,7 @@ from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.errors import StoreError
-from kvweave.files import is_locked, is_process_alive, try_lock
+from kvweave.files import absolute_if_path, is_locked, is_process_alive, try_lock
 
 _LOG = logging.getLogger(__name__)
 _SINCE: Final = "prepare_since"
@@ -61,9 +61,7 @@ class PreparationStatus:
 
 def preparation_way(config: Config) -> str:
     """Return the settings that say what is prepared of a chunk."""
-    auxiliary = config.model.auxiliary
-    if auxiliary and os.path.exists(auxiliary):
-        auxiliary = os.path.abspath(auxiliary)  # the same in any folder
+    auxiliary = absolute_if_path(config.model.auxiliary)  # the same in any folder
     return f"{config.recipe} {config.prepare} {config.store.storage} {auxiliary}"
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from kvweave.cancellation import cancellable, check_cancelled
@@ -24,7 +25,7 @@ from kvweave.engine.answering.completions import (
 )
 from kvweave.engine.answering.pipeline import Asked, check_supported, respond
 from kvweave.engine.answering.sampling import Sampling
-from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.engine.answering.settings import AskOptions, Settings
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.engine.once import once
 from kvweave.engine.recorded_models import with_recorded_models
@@ -298,7 +299,7 @@ class Tenant:
 
     def _document_options(self, request: CompletionRequest, generation: GenerationConfig) -> AskOptions:
         system = Turns.of(request.messages).instruction or self.config.system or DEFAULT_SYSTEM
-        call = CallOptions(**{**request.keywords(), "cache": "off", "generation": generation})
+        call = replace(request, cache="off", generation=generation)
         return self._settings.resolve(system, len(request.documents), call)
 
     def _finish(

@@ -99,7 +99,7 @@ class ChatStream:
     def end(self) -> Iterator[bytes]:
         """Yield the usage, if it was asked for, and the end."""
         if self._fields.wants_usage:
-            yield self._chunk([], usage=replies.usage([each for _, each in sorted(self._finished.items())]))
+            yield self._chunk([], usage=replies.usage(replies.in_order(self._finished)))
         yield DONE
 
     def failed(self, error: BaseException) -> Iterator[bytes]:

@@ -136,8 +136,7 @@ class TextStream:
     def end(self) -> Iterator[bytes]:
         """Yield the usage, if it was asked for, and the end."""
         if self._fields.wants_usage:
-            finished = [each for _, each in sorted(self._finished.items())]
-            usage = replies.usage_of_prompts(finished, self._fields.n or 1)
+            usage = replies.usage_of_prompts(replies.in_order(self._finished), self._fields.n or 1)
             yield self._chunk([], usage=usage)
         yield DONE
 

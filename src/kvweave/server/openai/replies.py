@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -100,7 +100,11 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 def finished(events: Sequence[ChoiceEvent]) -> list[Finished]:
     """Return the whole answers of a request, by their index."""
-    found = {each.index: each.event for each in events if isinstance(each.event, Finished)}
+    return in_order({each.index: each.event for each in events if isinstance(each.event, Finished)})
+
+
+def in_order(found: Mapping[int, Finished]) -> list[Finished]:
+    """Return whole answers in the order of their indices; they may have ended in any."""
     return [found[index] for index in sorted(found)]
 
 

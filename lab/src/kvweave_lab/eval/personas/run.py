@@ -307,16 +307,15 @@ def _run_session(
     return replace(record, took_s=time.monotonic() - began)
 
 
-def _logged(request: Request) -> dict[str, Any]:
+def _logged(request: Request, adapter: Adapter) -> dict[str, Any]:
     """Return what a user's session depends on; not how many users there are, so that more can join a log."""
-    return {name: value for name, value in request.about.items() if name not in ("seeds", "users of a file")}
+    about = {name: value for name, value in request.about.items() if name not in ("seeds", "users of a file")}
+    return {**run_config(adapter), **about, "recipe": request.recipe}
 
 
 def _open_log(request: Request, adapter: Adapter, shape: Shape) -> SessionLog:
     config = {
-        **run_config(adapter),
-        **_logged(request),
-        "recipe": request.recipe,
+        **_logged(request, adapter),
         "operations of a row": shape.cost.per_row,
         "chunk tokens": CHUNK_TOKENS,
         "top k": TOP_K,
@@ -333,9 +332,7 @@ def _open_log(request: Request, adapter: Adapter, shape: Shape) -> SessionLog:
 
 def _open_executed_log(request: Request, adapter: Adapter, timed: Adapter) -> ExecutedLog:
     config = {
-        **run_config(adapter),
-        **_logged(request),
-        "recipe": request.recipe,
+        **_logged(request, adapter),
         "shape": timed.fingerprint.name,
         "decodings": list(request.decodings),
         "every": request.execute_every,
