@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from markdown_parts import NOT_MEASURED, Result, between, table
 
 SERVE, SOAK, TIMING = "serve.json", "soak.json", "tenant_timing.json"
-FIRST_TOKEN, MEMORY = "serve_first_token.json", "serve_memory.json"
-"""Also written by `kvweave bench serve`, run for the one part alone."""
-FILES = (SERVE, FIRST_TOKEN, MEMORY, SOAK, TIMING)
+FAST, FIRST_TOKEN, MEMORY = "serve_bfloat16.json", "serve_first_token.json", "serve_memory.json"
+"""Also written by `kvweave bench serve`: the load in bfloat16, and one part alone each."""
+FILES = (SERVE, FAST, FIRST_TOKEN, MEMORY, SOAK, TIMING)
 
 COLUMNS = (
     *("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s"),
@@ -18,10 +18,12 @@ OUTCOMES = ("answered", "refused", "stopped", "left", "interrupted", "failed")
 
 def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
     """Return the page's parts by the names of their markers."""
-    serve = results[SERVE] or {}
+    serve, fast = results[SERVE] or {}, results[FAST] or {}
     return {
         "throughput": throughput(serve),
         "equal": equal(serve),
+        "throughput-fast": throughput(fast),
+        "equal-fast": equal(fast),
         "first-token": first_token(results[FIRST_TOKEN] or {}),
         "shared-memory": shared_memory(results[MEMORY] or {}),
         "soak": soak(results[SOAK]),
