@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from kvweave.answer_cache.cache import AnswerCache
 from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.background.precompute import Precomputer
 from kvweave.engine.background.prediction import QuestionPredictor
@@ -164,6 +165,20 @@ def test_an_answer_that_the_chunks_do_not_support_is_dropped(base, predicted, mo
     assert base.predictions.predicted.totals().reasons == {"unsupported": 1}
     assert base.answers.totals().questions == 0
     assert not is_cached(base.ask(SENDBEL))
+
+
+def test_an_answer_that_is_not_supported_is_never_stored(base, predicted, monkeypatch):
+    """Not even for the moment until it is dropped: a process may be killed in between."""
+    predicted += [SENDBEL]
+    stored, put = [], AnswerCache.put
+    monkeypatch.setattr(
+        AnswerCache, "put", lambda *given, **named: stored.append(given[1]) or put(*given, **named)
+    )
+    monkeypatch.setattr("kvweave.engine.background.jobs.is_supported", lambda *given: False)
+    base.idle()
+    assert not stored
+    base.ask(GLORRIC)
+    assert stored == [GLORRIC]
 
 
 def test_a_summary_that_goes_round_in_circles_is_counted_and_not_predicted_from(base, monkeypatch):

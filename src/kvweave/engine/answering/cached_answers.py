@@ -64,6 +64,7 @@ class CachedAnswers:
         budget: records what background work was worth; None records nothing.
         waited_s: gives the seconds for which an answer that is computed ahead has yielded to requests.
         error_bound: the share of answers to questions that are near but not certainly the same that may be wrong; 0 gives none.
+        accepts: says whether a computed answer is stored; None stores all.
     """
 
     answers: AnswerCache
@@ -75,6 +76,7 @@ class CachedAnswers:
     budget: BackgroundBudget | None = None
     waited_s: Callable[[], float] = lambda: 0.0
     error_bound: float = 0.0
+    accepts: Callable[[Answer], bool] | None = None
 
     def find(
         self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
@@ -178,6 +180,8 @@ class CachedAnswers:
         origin: AnswerProvenance,
     ) -> None:
         """Store an answer unless a document it was made from has changed meanwhile. A failing store is logged."""
+        if self.accepts is not None and isinstance(answer, Answer) and not self.accepts(answer):
+            return
         with _logged_only(), self.answers.transaction():
             if self.predictions is not None:
                 self.predictions.record_question(clean_text(question))

@@ -229,22 +229,26 @@ class JobSource:
         self._cached.answers.mark_prefilled(pending.question, pending.settings)
 
     def _answer(self, pending: PendingQuestion) -> None:
-        answer = self._precomputer.answer(pending.question, pending.settings)
-        answers = self._cached.answers
-        predicted = self._predictions.predicted
-        dropped: DropReason | None = None
         if pending.reason in ("predicted", "prefilled"):
-            dropped = _fault(pending.question, answer, predicted.wanted_answer(pending.question))
-        if dropped is not None:
-            with answers.transaction():
-                if predicted.drop(pending.question, dropped):
-                    answers.delete([pending.question])
-        elif pending.reason in ("predicted", "prefilled"):
-            origin = predicted.origin_of(pending.question)
-            if origin is not None:
-                self._predictions.worth.add_ready(origin)
+            self._answer_predicted(pending)
+            return
+        answer = self._precomputer.answer(pending.question, pending.settings)
         if not answer.text:  # the cache keeps no empty answer, however often it is computed
-            answers.delete([pending.question], pending.settings)
+            self._cached.answers.delete([pending.question], pending.settings)
+
+    def _answer_predicted(self, pending: PendingQuestion) -> None:
+        """Store the answer if the passages hold it, else drop the question."""
+        predicted, question = self._predictions.predicted, pending.question
+        fault = partial(_fault, question, wanted=predicted.wanted_answer(question))
+        dropped = fault(
+            self._precomputer.answer(question, pending.settings, lambda answer: not fault(answer))
+        )
+        if dropped is not None:
+            with self._cached.answers.transaction():
+                if predicted.drop(question, dropped):
+                    self._cached.answers.delete([question])
+        elif (origin := predicted.origin_of(question)) is not None:
+            self._predictions.worth.add_ready(origin)
 
     def _prediction(self) -> Job | None:
         predictor = self._predictor

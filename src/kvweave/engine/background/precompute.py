@@ -34,10 +34,15 @@ class Precomputer:
     system: str
     waited_s: Callable[[], float] = lambda: 0.0
 
-    def answer(self, question: str, settings: AnswerSettings) -> Answer:
-        """Compute a question's answer again; store the answer and its KV as a request's would be."""
+    def answer(
+        self, question: str, settings: AnswerSettings, accepts: Callable[[Answer], bool] | None = None
+    ) -> Answer:
+        """Compute a question's answer again; store it and its KV as a request's would be.
+
+        An answer that `accepts` refuses is returned and not stored: nobody is ever given it.
+        """
         before_s = self.waited_s()
-        cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s)
+        cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s, accepts=accepts)
         pieces = answer(self.context(), cached, question, self._vector(question), self._options(settings))
         while True:
             try:
