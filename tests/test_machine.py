@@ -114,6 +114,17 @@ def test_a_number_that_the_user_chose_stays(monkeypatch):
     assert threads.respect_cpu_limits() == 2  # not the default of a machine with 8 cores
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_few_compiled_kernels_are_kept_unless_the_user_chose_a_number(monkeypatch):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.delenv(name, raising=False)
+    threads.respect_cpu_limits()
+    assert os.environ[name] == "128"
+    monkeypatch.setenv(name, "7")
+    threads.respect_cpu_limits()
+    assert os.environ[name] == "7"
+
+
 @pytest.mark.root
 def test_a_real_quota_of_version_1(tmp_path):
     group = Path("/sys/fs/cgroup/cpu") / f"kvweave-test-{os.getpid()}"

@@ -1,4 +1,5 @@
-"""How many threads PyTorch computes with: no more than the process has cores, a container's quota included.
+"""What PyTorch may use of a CPU: no more threads than the process has cores, a container's quota included, and little memory for
+the kernels that oneDNN compiles.
 
 Every thread that runs a parallel operation gets helper threads of its own, and keeps them. As soon as there are more of them
 than cores, GNU OpenMP no longer lets any of them wait actively, and passes of the model take up to half as long again
@@ -22,16 +23,22 @@ from kvweave.machine import cpu_limits
 _LOG = logging.getLogger(__name__)
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which users choose the number themselves."""
+_KERNELS: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+"""oneDNN compiles kernels for each shape of a half-precision product, of more than a megabyte together, and keeps those of 1,024
+shapes: a server, whose passes have any number of rows, grew by gigabytes. Decoding comes back to a few dozen shapes.
+"""
 
 
 def respect_cpu_limits() -> int:
     """Lower PyTorch's number of threads to what the process may use, unless somebody chose it; return the number.
 
     PyTorch knows a process's affinity, but not the quota of its control group. With more threads than that, all of them
-    wait for the one that is throttled. A number that is not PyTorch's default was chosen, and stays.
+    wait for the one that is throttled. A number that is not PyTorch's default was chosen, and stays. The number of compiled
+    kernels that are kept is lowered likewise, if none was compiled yet.
     """
     import torch  # loaded only where something is computed
 
+    os.environ.setdefault(*_KERNELS)
     current, limits = torch.get_num_threads(), cpu_limits()
     defaults = {limits.cores, psutil.cpu_count(logical=False), psutil.cpu_count(), os.cpu_count()}
     chosen = any(os.environ.get(name) for name in VARIABLES) or current not in defaults
