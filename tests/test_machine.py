@@ -145,3 +145,41 @@ def test_a_real_quota_of_version_1(tmp_path):
     finally:
         group.rmdir()
     assert done.stdout.split() == ["1.0", "1"]
+
+
+_ARENAS = """
+import ctypes, sys, threading
+from kvweave.machine import share_freed_memory
+
+share_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+together = threading.Barrier(8)
+
+def allocate():
+    together.wait()  # all are alive
+    libc.malloc(1000)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p] * 2
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+file = libc.fopen(sys.argv[1].encode(), b"w")
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="glibc's arenas")
+def test_threads_share_what_they_have_freed_unless_the_user_chose_otherwise(tmp_path):
+    def arenas(**variables):
+        told = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+        subprocess.run([sys.executable, "-c", _ARENAS, tmp_path / "info"], env=told | variables, check=True)
+        return (tmp_path / "info").read_text().count("<heap nr")
+
+    assert arenas() <= 2
+    assert arenas(MALLOC_ARENA_MAX="7") > 2
