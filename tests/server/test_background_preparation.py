@@ -4,12 +4,14 @@ from pathlib import Path
 
 from running_server import server
 
+from kvweave.engine.documents import indexing
 from kvweave.server.process.discovery import record, sole_server
 
 KB = "/v1/kb/default"
 
 
-def test_a_server_prepares_what_was_added_beside_it_and_uploaded(command, documents):
+def test_a_server_prepares_what_was_added_beside_it_and_uploaded(command, documents, monkeypatch):
+    monkeypatch.setattr(indexing, "BATCH_CHUNKS", 1)
     command.environment |= {"KVWEAVE_WAIT": "no", "KVWEAVE_RECIPE": "reuse"}
     home = Path(command.environment["KVWEAVE_HOME"])
     with sole_server(home), server(home, idle_work=True, recipe="reuse", chunk_tokens=48) as running:
@@ -25,7 +27,9 @@ def test_a_server_prepares_what_was_added_beside_it_and_uploaded(command, docume
 
         files = [("files", ("ferry.txt", b"The ferry leaves at nine."))]
         uploaded = running.http.post(f"{KB}/documents", files=files).json()
-        assert (uploaded["chunk_kv_waiting"], uploaded["chunk_kv_computed"]) == (1, 0)
+        assert (uploaded["vectors_waiting"], uploaded["chunk_kv_waiting"]) == (1, 1)
+        assert uploaded["chunk_kv_computed"] == 0
         running.wait(lambda: left() == 0, 60)
+        assert running.http.get(KB).json()["preparation"]["left_without_vector"] == 0
         assert all(each["chunks_with_kv"] == each["chunks"] for each in command.json("ls"))
         assert len(command.json("ls")) == 4
