@@ -201,8 +201,8 @@ class _Log:
         print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
-def sentence(status: "PreparationStatus") -> str:
-    """Say how much is left and who works on it; empty if nothing is left."""
+def sentence(status: "PreparationStatus", server: str = "") -> str:
+    """Say how much is left and who works on it, if no process does, the server at this address; empty if nothing is left."""
     if not status.left:
         return ""
     lacking = [
@@ -214,6 +214,8 @@ def sentence(status: "PreparationStatus") -> str:
     without = f" ({', '.join(filter(None, lacking))})" if any(lacking) else ""
     if status.process is not None:
         who = f"process {_named(status.process)} works on it"
+    elif server:
+        who = f"the server at {server} does it between requests"
     else:
         who = "no process works on it now; kvweave idle --chunks-only does (with the --recipe of the add)"
     return f"{rest(status)}{without}; {who}"
