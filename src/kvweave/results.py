@@ -68,7 +68,7 @@ class Plan:
         coverage: the budget, or None if it was a ratio.
         cache_hit: set if the answer came from the answer cache: then there was no prompt.
         auto: why `auto` stands for this recipe; empty where a recipe was named.
-        without_vector: chunks of the knowledge base that had no vector yet, so that words alone could find them.
+        without_vector: chunks that had no vector yet: words alone find them.
     """
 
     recipe: str
