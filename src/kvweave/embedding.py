@@ -66,7 +66,7 @@ class TextEncoder:
 
     @property
     def dimensions(self) -> int:
-        """Length of a vector. Loads the model on first use; raises ModelNotFound."""
+        """Length of a vector. Loads most models on first use; raises ModelNotFound."""
         return self._dimensions
 
     def load(self) -> None:
@@ -111,6 +111,9 @@ class TextEncoder:
 
     @cached_property
     def _dimensions(self) -> int:
+        folder = Path(self._place).expanduser()
+        if MeanPooling.describes(folder):  # it is known before the model is loaded
+            return int(_json(folder / "config.json")["hidden_size"])
         # Taken from a vector: the library renames the method for it every few releases.
         return int(self.encode([""]).shape[1])
 

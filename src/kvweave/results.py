@@ -68,6 +68,7 @@ class Plan:
         coverage: the budget, or None if it was a ratio.
         cache_hit: set if the answer came from the answer cache: then there was no prompt.
         auto: why `auto` stands for this recipe; empty where a recipe was named.
+        without_vector: chunks that had no vector yet: words alone find them.
     """
 
     recipe: str
@@ -76,6 +77,7 @@ class Plan:
     coverage: float | None = None
     cache_hit: AnswerCacheHit | None = None
     auto: str = ""
+    without_vector: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -245,6 +247,7 @@ class FoundPassage:
         all_words: whether it holds every word of the question, and few chunks do.
         quotes: what of the question it holds word for word, and few chunks do; this puts it first.
         rerank_score: what the reranker gave it; None without one.
+        lacks_vector: whether it has no vector yet, and was found by its words alone.
     """
 
     source: Source
@@ -256,6 +259,7 @@ class FoundPassage:
     all_words: bool
     quotes: tuple[str, ...]
     rerank_score: float | None
+    lacks_vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +316,7 @@ class AddReport:
     """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit.
 
     `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared; questions about
-    them are answered all the same.
+    them are answered all the same. `vectors_waiting` of them are found by their words alone until their vectors are there.
     """
 
     added: tuple[str, ...] = ()
@@ -327,12 +331,22 @@ class AddReport:
     notes: tuple[DocumentNote, ...] = ()
     copies: tuple[CopiedDocument, ...] = ()
     chunk_kv_waiting: int = 0
+    vectors_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """The result of one `prepare`: for how many chunks something was stored, and how many exceed the store's limit."""
+    """The result of one `prepare`: for how many chunks KV or features were stored, and how many exceed the store's limit.
+
+    `embedded` chunks had no vector before.
+    """
 
     computed: int = 0
     left_out: int = 0
     seconds: float = 0.0
+    embedded: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """For how many chunks anything was stored, at least."""
+        return max(self.computed, self.embedded)

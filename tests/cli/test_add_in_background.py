@@ -74,12 +74,21 @@ def test_add_returns_and_a_process_prepares_the_chunks(command, documents, start
     assert started == [process]
 
 
-def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tmp_path):
+def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tmp_path, monkeypatch):
     def refuse(words, given):
         raise OSError("no more processes")
 
     detach(refuse)
-    added = command("add", documents).stdout
+    with monkeypatch.context() as few:
+        few.setattr("kvweave.engine.documents.indexing.BATCH_CHUNKS", 1)
+        added = command("add", documents).stdout
+    assert "chunks are found by their words alone until their vectors are there" in added
+    told = command("ls").stderr
+    assert "have no vector yet and are found by their words alone" in told
+    found = command("search", GLORRIC).stdout
+    assert "vectors: none yet" in found
+    explained = command("ask", GLORRIC, "--explain").stdout
+    assert "chunks have no vector yet: words alone could find them" in explained
     assert "they can be asked about now" in added
     assert "are still to be prepared, at least" in added
     assert "nobody does it (no process could be started: no more processes)" in added
@@ -95,6 +104,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
             "nobody does it" in command("add", documents, "--recipe", "reuse").stdout
         )  # it prepares for another
     assert "KV computed for 0" not in command("add", documents, "--wait").stdout
+    assert "vectors: none yet" not in command("search", GLORRIC).stdout
     assert "no process works on it now" in command("ls").stderr  # the other recipe's
     command("add", documents, "--wait", "--recipe", "reuse")
     assert command("ls").stderr == ""

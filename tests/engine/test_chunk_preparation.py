@@ -12,7 +12,7 @@ from killed_processes import victims
 from kvweave.database import Database
 from kvweave.engine.background import runner
 from kvweave.engine.background.runner import RequestGuard
-from kvweave.engine.documents import chunk_preparation, indexing
+from kvweave.engine.documents import chunk_preparation, indexing, missing_vectors
 from kvweave.engine.documents.chunk_preparation import ChunkPreparer
 from kvweave.errors import StoreFull, StoreReadOnly
 from kvweave.kvstore.tiers.disk import EntryFiles
@@ -236,10 +236,11 @@ def test_a_knowledge_base_that_was_emptied_meanwhile_ends_the_work(base, documen
 
 def add_and_count(loaded, acknowledge, home, documents):
     """Add, and acknowledge each embedded text and each computed chunk."""
-    indexing.BATCH_CHUNKS = BATCH
+    indexing.BATCH_CHUNKS = missing_vectors._BATCH_CHUNKS = BATCH
     with open_tiny(home) as base:
         counted(base, acknowledge)
-        base.add(documents)
+        base.add(documents, wait=False)
+        base.prepare()
         time.sleep(1000)
 
 
@@ -270,6 +271,7 @@ KILLS, CHUNKS, BATCH = 3, 72, 6
 @pytest.mark.timeout(600)
 def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
+    monkeypatch.setattr(missing_vectors, "_BATCH_CHUNKS", BATCH)
     home, documents = tmp_path / "home", tmp_path / "documents"
     documents.mkdir()
     for number in range(CHUNKS // 3):
@@ -278,14 +280,22 @@ def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tm
     with victims(tmp_path, tiny_kb.load, add_and_count, seed=40) as processes:
         for _ in range(KILLS):
             done += processes.killed_within(45, str(home), str(documents))
+            with open_tiny(home) as base:
+                if base.documents():
+                    assert base.ask(QUESTION, cache="off").text
     with open_tiny(home) as base:
         adapter = base.adapter
         try:
             counted(base, done.append)
-            base.add(documents)
+            base.add(documents, wait=False)
+            base.prepare()
         finally:
             del adapter.encode
         assert base.missing_kv() == 0
+        assert (
+            base._components.index.without_vector([row.row_id for row in base._state.documents.all_chunks()])
+            == {}
+        )
         assert len(base.documents()) == CHUNKS // 3
         assert base.store.verify().sound
     assert CHUNKS <= done.count("embedded") <= CHUNKS + KILLS * (BATCH + 3)  # a batch that was not committed

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
+from kvweave.index import vector_index
 from kvweave.index.documents import document_version, row_id
 from kvweave.index.search import fuse_rankings
 from kvweave.index.vector_index import VectorIndex
@@ -199,6 +201,68 @@ def test_an_empty_index(index: VectorIndex) -> None:
     index.add([], np.zeros((0, D), np.float32))
     assert index.sweep(frozenset(), grace_s=0) == 0
     assert index.rows_by_version() == {}
+
+
+def names(source: str, *numbers: int) -> list[str]:
+    return [row_id(document_version(source, "d"), number) for number in numbers]
+
+
+def test_rows_without_a_vector_are_found_by_words_until_it_is_written(index: VectorIndex) -> None:
+    seen = visible("/a", "/b")
+    index.add(chunks("/a", "a walrus", "the zebra and a walrus", "nothing at all"), None)
+    index.add(chunks("/b", "a walrus sleeps", "plain"), axis(0, 1))
+    assert index.rows_by_version() == {version: 3 - (version in visible("/b")) for version in seen}
+    assert index.nearest(axis(0)[0], 9, seen) == ["a walrus sleeps", "plain"]
+    found = {each.text: each.reason for each in index.search("walrus", axis(0)[0], 9, seen)}
+    assert {text for text, reason in found.items() if reason.lacks_vector} == {
+        "a walrus",
+        "the zebra and a walrus",
+    }
+    assert "nothing at all" not in found
+    for _ in range(2):  # the second time after a sweep, which also joins the files
+        assert list(index.without_vector(names("/a", 0, 1, 2))) == [
+            (name, f"/a{n}") for n, name in enumerate(names("/a", 0, 1, 2))
+        ]
+        assert index.without_vector(names("/b", 0)) == {}
+        index.sweep(seen, grace_s=0)
+    rows = [*zip(names("/a", 0, 1), ("/a0", "another text"), strict=True), (names("/c", 0)[0], "/c0")]
+    index.write_vectors(rows, axis(2, 3, 4))
+    assert list(index.without_vector(names("/a", 0, 1, 2))) == [(names("/a", n)[0], f"/a{n}") for n in (1, 2)]
+    (first, *_) = index.search("", axis(2)[0], 1, seen)
+    assert (first.text, first.reason.cosine) == ("a walrus", 1.0)
+    assert index.sweep(frozenset(), grace_s=0) == 5
+
+
+def test_a_row_without_a_vector_stands_between_those_that_vectors_confirm_and_others(
+    index: VectorIndex,
+) -> None:
+    near, far = [*axis(0)] * 40, [-axis(0)[0]]
+    index.add(chunks("/near", *[f"other {n}" for n in range(39)], "zebra zebra"), np.stack(near))
+    index.add(chunks("/far", "zebra far"), np.stack(far))
+    index.add(chunks("/new", "zebra and new"), None)
+    seen = visible("/near", "/far", "/new")
+    found = [each.source for each in index.search("zebra", axis(0)[0], 3, seen)]
+    assert found == ["/near", "/new", "/far"]
+
+
+def test_a_table_of_an_earlier_version_takes_rows_without_a_vector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = vector_index._table_schema(D)
+    earlier = [each if each.name != "vector" else each.with_nullable(False) for each in schema]
+    with monkeypatch.context() as before:
+        before.setattr(vector_index, "_table_schema", lambda _: pa.schema(earlier))
+        old = VectorIndex(tmp_path / "vectors", D)
+        old.add(chunks("/a", "the zebra"), axis(0))
+    index, seen = VectorIndex(tmp_path / "vectors", D), visible("/a", "/b", "/c", "/d")
+    index.add(chunks("/b", "a zebra with a vector"), axis(1))
+    assert not index._table.schema.field("vector").nullable  # nothing is changed without need
+    index.add(chunks("/c", "a zebra without one"), None)
+    old.add(chunks("/d", "a zebra of the earlier version"), axis(2))
+    found = {each.source: each.reason.lacks_vector for each in index.search("zebra", axis(1)[0], 9, seen)}
+    assert found == {"/a": False, "/b": False, "/c": True, "/d": False}
+    index.write_vectors([(names("/c", 0)[0], "/c0")], axis(3))
+    assert index.nearest(axis(3)[0], 1, seen) == ["a zebra without one"]
 
 
 def test_vectors_of_another_length(index: VectorIndex, tmp_path: Path) -> None:

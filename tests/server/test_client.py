@@ -6,9 +6,13 @@ import time
 
 import pytest
 
+from kvweave.engine.answering.completions import Finished
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
+from kvweave.results import Answer, Plan, Timing
+from kvweave.server.bases import routes
 from kvweave.server.client import client as client_module
 from kvweave.server.client.client import ServerClient
+from kvweave.server.openai import replies
 from scripted_server import DONE, error, event, reply, serving, stream
 
 ASK = "POST /v1/kb/default/ask"
@@ -132,6 +136,15 @@ def test_an_answer_of_another_version_is_named(missing):
         pytest.raises(ServerUnavailable, match="another version"),
     ):
         ask(server)
+
+
+@pytest.mark.parametrize("supported", [True, False, None])
+def test_whether_the_passages_hold_an_answer_goes_with_it(supported):
+    answer = Answer("walnut", (), Plan("reuse", 0.0, ()), Timing(), supported=supported)
+    finished = Finished(answer, "walnut", 7, 2, 1, tuple)
+    assert replies.kvweave(finished)["supported"] is supported
+    with serving({ASK: [stream(event("done", routes.done(finished)))]}) as server:
+        assert ask(server)[1].answer == answer
 
 
 def test_unknown_entries_of_a_newer_server_are_ignored():

@@ -127,6 +127,10 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
     STDOUT.print(f"{said}; {done.chunks} chunks indexed{computed}, in {seconds(done.seconds)}")
     if worker is not None:
         STDOUT.print("they can be asked about now: kvweave ask 'QUESTION'")
+        if done.vectors_waiting:
+            STDOUT.print(
+                f"{done.vectors_waiting} chunks are found by their words alone until their vectors are there"
+            )
         STDOUT.print(f"{worker}", soft_wrap=True)
     if done.chunk_kv_left_out:
         STDOUT.print(

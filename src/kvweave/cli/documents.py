@@ -9,6 +9,7 @@ from kvweave.cli import options as opt
 from kvweave.cli.preparation import sentence
 
 if TYPE_CHECKING:
+    from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.index.documents import ListedDocument
 
 
@@ -17,7 +18,8 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """List the documents in a knowledge base, and how far their chunks are prepared."""
     with options.open_kb() as base:
         documents, with_kv = base.documents(), base.preparation.chunks_with_kv()
-        left = sentence(base.preparation.status())
+        status = base.preparation.status()
+        left = sentence(status, _server(base, options.kb) if status.left and status.process is None else "")
     if not documents and not json:
         print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
         return
@@ -49,6 +51,12 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     STDOUT.print(table)
     if left:
         STDOUT.print(f"\n{left}", soft_wrap=True)
+
+
+def _server(base: "KnowledgeBase", kb: str) -> str:
+    from kvweave.server.client.choice import preparing_server
+
+    return preparing_server(base.config, kb)
 
 
 def _doubts(document: "ListedDocument") -> str:

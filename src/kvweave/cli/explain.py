@@ -91,6 +91,10 @@ def _print_plan(answer: Answer) -> None:
     STDOUT.print(f"recipe {plan.recipe}, {budget}")
     if plan.auto:
         STDOUT.print(f"auto is {plan.auto}", markup=False, soft_wrap=True)
+    if plan.without_vector:
+        STDOUT.print(
+            f"{plan.without_vector} chunks have no vector yet: words alone could find them", soft_wrap=True
+        )
     table = Table("span", "tokens", "from", "recomputed", "why", box=None, header_style="bold")
     for span in plan.spans:
         name = f"chunk {span.chunk + 1}" if span.kind == "chunk" else span.kind

@@ -174,7 +174,7 @@ def _prepared_all(options: opt.SharedOptions, base: "KnowledgeBase", report: "Pr
                 except KvweaveError as error:  # a recipe or a model that is there no more
                     print(f"not prepared for {way}: {error}", file=sys.stderr, flush=True)
         # An `add` marks its documents first and then looks whether this process is there: so look again without the lock.
-    return sum(each.computed for each in done), sum(each.seconds for each in done)
+    return sum(each.chunks for each in done), sum(each.seconds for each in done)
 
 
 def _prepared(base: "KnowledgeBase", report: "Progress") -> "PrepareReport":
@@ -201,13 +201,21 @@ class _Log:
         print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
-def sentence(status: "PreparationStatus") -> str:
-    """Say how much is left and who works on it; empty if nothing is left."""
+def sentence(status: "PreparationStatus", server: str = "") -> str:
+    """Say how much is left and who works on it, if no process does, the server at this address; empty if nothing is left."""
     if not status.left:
         return ""
-    without = f" ({status.left_without_kv} have no KV yet)" if status.left_without_kv else ""
+    lacking = [
+        f"{status.left_without_vector} have no vector yet and are found by their words alone"
+        if status.left_without_vector
+        else "",
+        f"{status.left_without_kv} have no KV yet" if status.left_without_kv else "",
+    ]
+    without = f" ({', '.join(filter(None, lacking))})" if any(lacking) else ""
     if status.process is not None:
         who = f"process {_named(status.process)} works on it"
+    elif server:
+        who = f"the server at {server} does it between requests"
     else:
         who = "no process works on it now; kvweave idle --chunks-only does (with the --recipe of the add)"
     return f"{rest(status)}{without}; {who}"

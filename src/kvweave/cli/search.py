@@ -51,6 +51,7 @@ def _show(number: int, passage: "FoundPassage") -> None:
 def _reasons(passage: "FoundPassage") -> list[str]:
     """Return why a passage was found, as it is printed."""
     words = ", ".join(passage.words) or "none in it"
+    no_vector = "none yet" if passage.lacks_vector else "not among the nearest"
     by_words, by_vectors = passage.word_rank, passage.vector_rank
     reasons = [
         f"words: place {by_words}, BM25 {passage.bm25:.2f} ({words})"
@@ -58,7 +59,7 @@ def _reasons(passage: "FoundPassage") -> list[str]:
         else "words: not found by them",
         f"vectors: place {by_vectors}, cosine {passage.cosine:.3f}"
         if by_vectors
-        else "vectors: not among the nearest",
+        else f"vectors: {no_vector}",
     ]
     if passage.all_words:
         reasons.append("holds every word")

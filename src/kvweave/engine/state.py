@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvweave.kvstore.chunk_store import ChunkStore
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("reading", "computing KV"), units done and units in all."""
+"""Called with the stage ("reading", "embedding", "computing KV"), units done and units in all."""
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
@@ -93,15 +93,24 @@ class KnowledgeBaseState:
                 self._store = self._open_store()
             return self._store
 
-    def put(self, document: Document, chunks: Sequence[Chunk], kv_ids: Sequence[Sequence[int]]) -> None:
+    def put(
+        self,
+        document: Document,
+        chunks: Sequence[Chunk],
+        kv_ids: Sequence[Sequence[int]],
+        *,
+        with_vectors: bool,
+    ) -> None:
         """Make a document visible in place of its earlier version, in one commit.
 
-        `kv_ids` are the tokens that each chunk's KV is made of.
+        `kv_ids` are the tokens that each chunk's KV is made of; `with_vectors` says whether the index has the chunks' vectors.
         """
         kv_digests, store = [digest_tokens(ids) for ids in kv_ids], self.store
         with self.database.transaction():
             earlier = self.documents.get(document.source)
-            listed = self.documents.put(document, chunks, kv_digests, [len(ids) for ids in kv_ids])
+            listed = self.documents.put(
+                document, chunks, kv_digests, [len(ids) for ids in kv_ids], with_vectors=with_vectors
+            )
             # Own before disown, so that unchanged chunks keep their KV.
             store.own(listed.version, kv_digests)
             gone = [earlier.version] if earlier is not None and earlier.version != listed.version else []
@@ -109,6 +118,12 @@ class KnowledgeBaseState:
                 store.disown(version)
             self._forget(gone)
         self.database.after_commit(self._drop_trials)
+
+    def have_vector(self, numbers: Sequence[int]) -> None:
+        """Note that chunks of `DocumentTable.without_vector` have one now: questions may find others than before."""
+        with self.database.transaction():
+            self.documents.have_vector(numbers)
+            self.answers.documents_changed()
 
     def remove(self, source: str) -> str | None:
         """Remove a document with its chunks, KV, cached answers and predictions, in one commit.

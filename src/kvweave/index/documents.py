@@ -1,14 +1,15 @@
 """The list of documents and their chunks, in SQLite. Readers see only what it lists.
 
 Every write joins the caller's transaction, so a document becomes visible in the commit that also records the ownership
-of its chunk KV. Holds neither texts nor vectors: the vector index has those, under the same row names.
+of its chunk KV. Holds neither texts nor vectors: the vector index has those, under the same row names. Which chunks have no
+vector yet is listed here.
 """
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,10 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS chunk_places (
         row_id TEXT PRIMARY KEY REFERENCES document_chunks (row_id) ON DELETE CASCADE,
         page INTEGER, heading TEXT NOT NULL, line INTEGER) WITHOUT ROWID""",
+    # A number is never given twice: it also says which adding of a chunk is meant.
+    """CREATE TABLE IF NOT EXISTS chunks_without_vector (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        row_id TEXT NOT NULL UNIQUE REFERENCES document_chunks (row_id) ON DELETE CASCADE)""",
 )
 _DOCUMENT: Final = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
 _CHUNK: Final = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
@@ -83,7 +88,7 @@ class ListedChunk:
 
 
 class DocumentTable:
-    """The tables `documents` and `document_chunks` of `database`, created if missing."""
+    """The tables `documents` and `document_chunks` of `database` and those that belong to them, created if missing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -136,6 +141,25 @@ class DocumentTable:
         """Return every listed chunk, by source and position."""
         return [ListedChunk(*row) for row in self._database.query(f"{_CHUNK} ORDER BY source, position")]
 
+    def without_vector_count(self) -> int:
+        """Return how many listed chunks have no vector yet."""
+        return int(self._database.query("SELECT count(*) FROM chunks_without_vector")[0][0])
+
+    def without_vector(self, limit: int) -> dict[int, str]:
+        """Return the first chunks added that have no vector yet, as their names in the index; the keys are for `have_vector`."""
+        return dict(
+            self._database.query(
+                "SELECT number, row_id FROM chunks_without_vector ORDER BY number LIMIT ?", (limit,)
+            )
+        )
+
+    def have_vector(self, numbers: Iterable[int]) -> None:
+        """Note that chunks of `without_vector` have one now; one that was added again since still counts as without."""
+        self._database.execute(
+            "DELETE FROM chunks_without_vector WHERE number IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(numbers)),),
+        )
+
     def chunks_at(self, places: Sequence[tuple[str, int]]) -> list[ListedChunk]:
         """Return the listed chunks at these sources and positions, in any order, by one query."""
         rows = self._database.query(
@@ -161,6 +185,8 @@ class DocumentTable:
         chunks: Sequence[Chunk],
         kv_digests: Sequence[str],
         kv_tokens: Sequence[int],
+        *,
+        with_vectors: bool = True,
     ) -> ListedDocument:
         """List a document with its chunks, in place of any earlier version from the same source.
 
@@ -169,6 +195,7 @@ class DocumentTable:
             chunks: n chunks in reading order.
             kv_digests: for each the digest of its token ids in a prompt, by which its KV is stored.
             kv_tokens: for each the number of those ids, including the separator before the next chunk.
+            with_vectors: whether the index has the chunks' vectors.
         """
         version = document_version(document.source, document.digest)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
@@ -190,6 +217,10 @@ class DocumentTable:
             self.remove(document.source)
             self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed)[:7])
             self._database.execute_many("INSERT INTO document_chunks VALUES (?, ?, ?, ?, ?)", rows)
+            if not with_vectors:
+                self._database.execute_many(
+                    "INSERT INTO chunks_without_vector (row_id) VALUES (?)", [row[:1] for row in rows]
+                )
             self._put_notes_and_places(document, chunks, version)
         return listed
 

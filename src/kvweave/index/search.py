@@ -2,7 +2,8 @@
 
 Two more rankings are of few chunks: those that hold every word of the question, and those that hold what it quotes word for word,
 such as an identifier, which come first. The rankings are filtered before they are fused. So a row that is not
-visible takes no rank from a visible one, nor a copied text from another text.
+visible takes no rank from a visible one, nor a copied text from another text. A row that has no vector yet gets half of what its
+rank by words is worth in place of a rank by vectors.
 """
 
 import re
@@ -24,10 +25,14 @@ RANK_OFFSET: Final = 60
 QUOTE_WEIGHT: Final = 2
 """How much the rank by quotes counts: as much as first ranks by words and by vectors together."""
 
+STAND_IN_WEIGHT: Final = 0.5
+"""What a rank by words counts in place of one by vectors: the vector may agree with the words or be far away."""
+
 CANDIDATES_PER_RESULT: Final = 4
 MIN_CANDIDATES: Final = 40
 
 _COLUMNS: Final = ["version", "source", "position", "start", "end", "digest", "text"]
+_LACKS_VECTOR: Final = "lacks_vector"
 
 Row = dict[str, Any]
 Rerank = Callable[[str, Sequence[str]], Sequence[float]]
@@ -48,6 +53,7 @@ class SearchReason:
         all_words: whether it holds every word of the question, and few chunks do.
         quotes: what of the question it holds word for word, and few chunks do.
         rerank_score: what the reranking model gave it; None without one.
+        lacks_vector: whether it has no vector yet, and was found by its words alone.
     """
 
     word_rank: int | None = None
@@ -57,6 +63,7 @@ class SearchReason:
     all_words: bool = False
     quotes: tuple[str, ...] = ()
     rerank_score: float | None = None
+    lacks_vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,8 @@ def hybrid_search(
     by_all_words = _with_all_words(by_words, question, k)
     rankings = [by_vector, by_words, by_all_words, *[by_quotes] * QUOTE_WEIGHT]
     scores = fuse_rankings([[row["digest"] for row in ranking] for ranking in rankings])
+    for rank, digest in _without_vector(by_words, by_vector):
+        scores[digest] += STAND_IN_WEIGHT / (RANK_OFFSET + rank)
     reasons = _reasons(by_vector, by_words, by_all_words, by_quotes)
     rows = _distinct([*by_vector, *by_words])
     found = [_found_chunk(row, scores[row["digest"]], reasons[row["digest"]]) for row in rows]
@@ -215,6 +224,16 @@ def _with_quotes(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
     return sorted(held_rows, key=lambda row: (-len(row["quotes"]), not is_spelled(question, row["text"])))
 
 
+def _without_vector(by_words: Sequence[Row], by_vector: Sequence[Row]) -> list[tuple[int, str]]:
+    """Return the places by words, from 1, and the digests of the rows whose text has no vector in the table."""
+    nearest = {row["digest"] for row in by_vector}
+    return [
+        (rank, row["digest"])
+        for rank, row in enumerate(by_words, 1)
+        if row[_LACKS_VECTOR] and row["digest"] not in nearest
+    ]
+
+
 def _reasons(
     by_vector: Sequence[Row],
     by_words: Sequence[Row],
@@ -228,6 +247,8 @@ def _reasons(
     for rank, row in enumerate(by_words, 1):
         digest = row["digest"]
         reasons[digest] = replace(reasons[digest], word_rank=rank, bm25=row["_score"])
+    for _, digest in _without_vector(by_words, by_vector):
+        reasons[digest] = replace(reasons[digest], lacks_vector=True)
     for row in by_all_words:
         reasons[row["digest"]] = replace(reasons[row["digest"]], all_words=True)
     for row in by_quotes:
@@ -240,7 +261,8 @@ def _fetched(
 ) -> list[Row]:
     if where is not None:
         search = search.where(where, prefilter=True)
-    rows: list[Row] = search.select([*_COLUMNS, column, *more]).limit(limit).to_list()
+    columns = {name: name for name in (*_COLUMNS, column, *more)} | {_LACKS_VECTOR: "vector IS NULL"}
+    rows: list[Row] = search.select(columns).limit(limit).to_list()
     return sorted(rows, key=lambda row: (sign * row[column], row["source"], row["position"]))
 
 

@@ -1,7 +1,7 @@
 """Chunk texts and their vectors in a LanceDB table, which several processes may read and write at once.
 
-A row is only a copy. The list of documents decides whether it counts, and callers pass that as `visible`. Knows nothing
-about KV.
+A row is only a copy. The list of documents decides whether it counts, and callers pass that as `visible`. A row without a vector
+is found by its words alone. Knows nothing about KV.
 """
 
 import logging
@@ -97,7 +97,7 @@ class VectorIndex:
         self._prepare_word_index()
 
     @_as_store_errors()
-    def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32]) -> None:
+    def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32] | None) -> None:
         """Write the chunks of whole documents, in place of any rows of the same document versions.
 
         One call for many documents is much faster than one for each. Other processes may add the same documents at the
@@ -105,17 +105,44 @@ class VectorIndex:
 
         Args:
             chunks: all chunks of each document, each document's in reading order.
-            vectors: (chunks, dimensions), rows of length 1.
+            vectors: (chunks, dimensions), rows of length 1; None if they follow: until then words alone find these chunks.
         """
-        assert vectors.shape == (len(chunks), self._dimensions), vectors.shape
+        assert vectors is None or vectors.shape == (len(chunks), self._dimensions), vectors.shape
         if not chunks:
             return
+        if vectors is None:
+            _retried(self._allow_rows_without_vector)
         now = time.time()
         rows = _arrow_table(chunks, vectors, now, self._schema)
         _retried(partial(self._table.add, rows))
         # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
         # Only *older* rows: two processes that add one document must not delete each other's.
         self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
+
+    @_as_store_errors()
+    def without_vector(self, row_ids: Sequence[str]) -> dict[tuple[str, str], str]:
+        """Return the texts of those rows that have no vector, by id and digest."""
+        texts: dict[tuple[str, str], str] = {}
+        for names in _batches(row_ids):
+            condition = f"vector IS NULL AND {in_list('row_id', names)}"
+            rows = self._table.search().where(condition).select(["row_id", "digest", "text"])
+            texts.update(((row["row_id"], row["digest"]), row["text"]) for row in rows.to_list())
+        return texts
+
+    @_as_store_errors()
+    def write_vectors(self, rows: Sequence[tuple[str, str]], vectors: npt.NDArray[np.float32]) -> None:
+        """Write the vectors (rows, dimensions) of rows given by id and digest.
+
+        A row that was deleted, or replaced by one with another text, is passed over.
+        """
+        columns = {
+            "row_id": [row for row, _ in rows],
+            "digest": [digest for _, digest in rows],
+            "vector": _vector_column(vectors),
+        }
+        table = pa.table(columns, schema=pa.schema([self._schema.field(name) for name in columns]))
+        merge = self._table.merge_insert(["row_id", "digest"]).when_matched_update_all()
+        _retried(partial(merge.execute, table))
 
     @_as_store_errors()
     def search(
@@ -219,6 +246,11 @@ class VectorIndex:
 
         return _retried(table)
 
+    def _allow_rows_without_vector(self) -> None:
+        """Change the column of a table that an earlier version of kvweave has made."""
+        if not self._table.schema.field("vector").nullable:
+            self._table.alter_columns({"path": "vector", "nullable": True})
+
     def _prepare_word_index(self) -> None:
         try:
             word_index.prepare(self._table, _retried)
@@ -278,16 +310,15 @@ def _table_schema(dimensions: int) -> pa.Schema:
             pa.field("text", pa.string(), nullable=False),
             word_index.FIELD,
             pa.field("written_s", pa.float64(), nullable=False),
-            pa.field("vector", pa.list_(pa.float32(), dimensions), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), dimensions)),  # null until it is written
         ]
     )
 
 
 def _arrow_table(
-    chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32], written_s: float, schema: pa.Schema
+    chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32] | None, written_s: float, schema: pa.Schema
 ) -> pa.Table:
     places = _versions_and_positions(chunks)
-    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())  # (chunks · dimensions,)
     columns = {
         "row_id": [row_id(version, position) for version, position in places],
         "version": [version for version, _ in places],
@@ -299,9 +330,14 @@ def _arrow_table(
         "text": [chunk.text for chunk in chunks],
         COLUMN: [index_words(chunk.text) for chunk in chunks],
         "written_s": [written_s] * len(chunks),
-        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+        "vector": [None] * len(chunks) if vectors is None else _vector_column(vectors),
     }
     return pa.table(columns, schema=schema)
+
+
+def _vector_column(vectors: npt.NDArray[np.float32]) -> pa.FixedSizeListArray:
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())  # (chunks · dimensions,)
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
 
 def _versions_and_positions(chunks: Iterable[Chunk]) -> list[tuple[str, int]]:

@@ -39,12 +39,16 @@ class RequestContext:
 
 
 class Assembled(NamedTuple):
-    """What a request is answered from: the prompt, its sources, token ids that the reply may consist of, and seconds."""
+    """What a request is answered from: the prompt, its sources, token ids that the reply may consist of, and seconds.
+
+    `without_vector` chunks of the knowledge base had no vector at the search.
+    """
 
     prompt: TokenizedPrompt
     sources: tuple[Source, ...] = ()
     drafts: Sequence[tuple[int, ...]] = ()
     retrieve_s: float = 0.0
+    without_vector: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class KBQuestion:
         began = time.perf_counter()
         # Read before the search: a document that comes in later makes the answer old.
         epoch = self.cached.answers.epoch
+        without_vector = context.documents.without_vector_count()
         found = retrieve(context, self.question, self.vector(), options.top_k)
         retrieve_s = time.perf_counter() - began
         self.origin = provenance(found, epoch)
@@ -72,7 +77,7 @@ class KBQuestion:
         prompt, kept = _assemble(context.model, self.question, options, found, most, self.said)
         sources = sources_of(context.documents, kept)
         drafts = _drafts(context.model, self.cached, self.vector, options)
-        return Assembled(prompt, sources, drafts, retrieve_s)
+        return Assembled(prompt, sources, drafts, retrieve_s, without_vector)
 
     def keep(self, answer: Answer) -> None:
         """Put the answer into the answer cache, unless the options say otherwise.

@@ -86,7 +86,7 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
     yield Prefill(0, 0)
     most = options.max_new_tokens(model.geometry.context_tokens)
     with store.lease() as lease:
-        prompt, sources, drafts, retrieve_s = asked.assemble(store, lease, most)
+        prompt, sources, drafts, retrieve_s, without_vector = asked.assemble(store, lease, most)
         assembled = time.perf_counter()
         yield Prefill(0, prompt.tokens)
         result: PrefillResult | SnapshotResult
@@ -127,7 +127,7 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
     whole = Answer(
         decoded.text.strip(),
         sources,
-        replace(result.plan, auto=options.auto),
+        replace(result.plan, auto=options.auto, without_vector=without_vector),
         timing,
         decoded.decoding,
         decoded.reasoning,

@@ -170,7 +170,7 @@ class BackgroundRunner:
         done, began = Counter[str](), time.perf_counter()
         if self._preparer.due and not self._unfit(low_load):
             with suppress(BackgroundStopped):  # the jobs end likewise
-                if prepared := self._preparer.work(guard, progress, wait=False).computed:
+                if prepared := self._preparer.work(guard, progress, wait=False).chunks:
                     done[_PREPARATION] = prepared
         with try_lock(self._lock) as locked, reporting(progress):
             ended = (

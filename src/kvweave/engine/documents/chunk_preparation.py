@@ -1,4 +1,4 @@
-"""Computes the KV and features that listed chunks lack: the plainest KV of every chunk first, dearer work later.
+"""Computes what listed chunks lack: vectors first, then the plainest KV of every chunk, dearer work later.
 
 Chunks that requests have retrieved come first, the most often retrieved ones before the others. Each entry can be used as
 soon as it is stored, and stays when the work is interrupted.
@@ -14,6 +14,7 @@ from typing import Final
 from kvweave.engine.answering.settings import Settings
 from kvweave.engine.background.runner import RequestGuard
 from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.documents.missing_vectors import MissingVectors
 from kvweave.engine.documents.preparation import Preparation, PreparationStatus
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.state import KnowledgeBaseState, Progress
@@ -65,7 +66,7 @@ class _Work:
 class ChunkPreparer:
     """Prepares the chunks of a knowledge base as the settings' recipe needs them.
 
-    Nothing is prepared for a model that stored KV cannot be placed in.
+    Nothing but vectors is prepared for a model that stored KV cannot be placed in.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ChunkPreparer:
         self._state, self._components = state, components
         self._settings, self._metadata = settings, metadata
         self._preparation = preparation
+        self._vectors = MissingVectors(state, components, metadata, preparation)
 
     @property
     def due(self) -> bool:
@@ -102,12 +104,14 @@ class ChunkPreparer:
         passed_over: set[str] = set()
         newest_s = self._preparation.newest_s()
         work = self._work(set(), passed_over)
-        if work is None or not work.batches:
+        if (work is None or not work.batches) and not self._vectors.count:
             with suppress(StoreError):
                 self._preparation.unmark(newest_s)
             return self._preparation.status(), len(passed_over)
         with suppress(StoreError):  # a full disk
             self._preparation.mark()
+        if work is None or not work.batches:
+            return self._preparation.status(), len(passed_over)
         model = work.ctx.adapter.fingerprint.digest
         if all(self._preparation.rate(kind, model) is None for kind in (_PASS, work.batches[0].kind)):
             self._measure_pass(work)
@@ -122,15 +126,16 @@ class ChunkPreparer:
             progress: see `Progress`.
             wait: wait for another process that is at it, and do what it leaves.
         """
-        computed, left_out, finished, began = 0, 0, True, time.perf_counter()
+        computed, embedded, left_out, finished, began = 0, 0, 0, True, time.perf_counter()
         while True:
             with self._preparation.working() as alone:
                 if alone:
                     done, finished = self._run(progress, guard)
-                    computed, left_out = computed + done.computed, done.left_out
+                    computed, embedded = computed + done.computed, embedded + done.embedded
+                    left_out = done.left_out
             # Whoever adds documents marks them first, and then looks whether a process is at it.
             if (alone and not (finished and self.due)) or (not alone and not wait):
-                return PrepareReport(computed, left_out, time.perf_counter() - began)
+                return PrepareReport(computed, left_out, time.perf_counter() - began, embedded)
             if not alone:
                 status = self._preparation.status()
                 progress(_STAGE, status.chunks - status.left, status.chunks)
@@ -146,6 +151,7 @@ class ChunkPreparer:
         passed_over: set[str] = set()
         while True:
             newest_s = self._preparation.newest_s()  # before the list is read
+            run.embedded += self._vectors.write(progress, guard)
             began = time.monotonic()
             work = self._work(run.tried, passed_over)
             if work is None or not work.batches:
@@ -161,7 +167,7 @@ class ChunkPreparer:
                     return run.report(len(passed_over)), False
                 if run.record_due():
                     self._record_left(work.ctx, work.batches[number + 1 :])
-                if time.monotonic() > until:
+                if time.monotonic() > until or self._vectors.count:
                     break
             else:
                 if (ended := self._ended(newest_s)) is not None:
@@ -310,12 +316,14 @@ class _Run:
         self._preparation, self.progress, self._guard = preparation, progress, guard
         self.tried: set[tuple[str, str]] = set()
         self.computed: set[str] = set()
+        self.embedded = 0
         self.done_tokens = self.total_tokens = 0
         self._recorded_s, self._began = 0.0, time.perf_counter()
 
     def report(self, left_out: int) -> PrepareReport:
         """Return what was done."""
-        return PrepareReport(len(self.computed), left_out, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        return PrepareReport(len(self.computed), left_out, seconds, self.embedded)
 
     def do(self, ctx: PrepareContext, batch: _Batch, chunks: Sequence[Ids]) -> None:
         """Prepare a batch, and measure how long it takes."""

@@ -1,8 +1,9 @@
 """Documents into a knowledge base: only what changed, and safe to interrupt at any moment.
 
-A document becomes visible in one commit, once its chunks and vectors are written; the same commit drops its earlier
-version. From then on it can be asked about. Chunk KV follows (`chunk_preparation.py`): every `add` looks what listed chunks
-lack, which also repairs an interrupted run and follows a raised limit or another recipe.
+A document becomes visible in one commit, once its chunks are written; the same commit drops its earlier version. From then
+on it can be asked about. Vectors and chunk KV follow (`chunk_preparation.py`), vectors with the chunks where somebody waits for all or
+they are few. Every `add` looks what listed chunks lack, which also repairs an interrupted run and follows a raised limit or another
+recipe.
 """
 
 import os
@@ -34,7 +35,7 @@ from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.types import Chunk, Document
 
 BATCH_CHUNKS: Final = 64
-"""Chunks that are embedded and committed at once."""
+"""Chunks that are committed at once. An `add` of fewer embeds them before it does."""
 
 Pending = list[tuple[Document, list[Chunk]]]
 
@@ -64,7 +65,7 @@ class Indexer:
         self.state.database.check_writable()
         self.preparer.check()
         with reporting(progress):
-            report = IndexRun(self, progress).add(paths, only)
+            report = IndexRun(self, progress, wait=wait).add(paths, only)
             if report.changed or report.removed:
                 self.state.empty_conversations()
             if wait:
@@ -76,6 +77,7 @@ class Indexer:
                     report,
                     chunk_kv_left_out=left_out,
                     chunk_kv_waiting=left.left,
+                    vectors_waiting=left.left_without_vector,
                 )
         return replace(report, seconds=time.perf_counter() - began)
 
@@ -94,12 +96,15 @@ class _Tally:
 class IndexRun:
     """One `add`, with the models and settings that the knowledge base has at its start.
 
+    With `wait` chunks are committed with their vectors, however many they are.
+
     Raises:
         KnowledgeBaseMismatch, InvalidRequest: the settings contradict what the knowledge base was made with, or chunks
             of their length do not fit the model.
     """
 
-    def __init__(self, indexer: Indexer, progress: Progress) -> None:
+    def __init__(self, indexer: Indexer, progress: Progress, *, wait: bool) -> None:
+        self._wait = wait
         components = indexer.components
         self._state, self._metadata = indexer.state, indexer.metadata
         self._preparation = indexer.preparation
@@ -190,10 +195,10 @@ class IndexRun:
                 self._progress("reading", number, len(files))
                 pending += self._read(path, indexed, reader)
                 if sum(len(chunks) for _, chunks in pending) >= BATCH_CHUNKS:
-                    self._commit(pending)
+                    self._commit(pending, with_vectors=self._wait)
                     pending = []
         if pending:
-            self._commit(pending)
+            self._commit(pending, with_vectors=self._wait or not self._tally.chunks)
         self._progress("reading", len(files), len(files))
 
     def _read(self, path: Path, indexed: dict[str, int], reader: FileReader) -> Pending:
@@ -250,17 +255,18 @@ class IndexRun:
             self._state.remove(source)
             self._tally.removed.append(source)
 
-    def _commit(self, pending: Pending) -> None:
-        """Write vectors, then make the documents visible in one commit that also drops their old versions."""
+    def _commit(self, pending: Pending, *, with_vectors: bool) -> None:
+        """Write chunks, then make the documents visible in one commit that also drops their old versions."""
         everything = [chunk for _, chunks in pending for chunk in chunks]
-        self._index.add(everything, self._encoder.encode([chunk.text for chunk in everything]))
+        texts = [chunk.text for chunk in everything]
+        self._index.add(everything, self._encoder.encode(texts) if with_vectors else None)
         with self._state.database.transaction():
             self._check_written(pending)
             self._metadata.record(self._model.fingerprint, self._facts)
             self._preparation.mark()
             for document, chunks in pending:
                 kv_ids = [self._model.template.with_separator(chunk.token_ids) for chunk in chunks]
-                self._state.put(document, chunks, kv_ids)
+                self._state.put(document, chunks, kv_ids, with_vectors=with_vectors)
         self._tally.chunks += len(everything)
 
     @cached_property

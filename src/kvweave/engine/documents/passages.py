@@ -28,6 +28,7 @@ def explained_passages(
             all_words=each.reason.all_words,
             quotes=each.reason.quotes,
             rerank_score=each.reason.rerank_score,
+            lacks_vector=each.reason.lacks_vector,
         )
         for source, each in zip(sources_of(base._state.documents, found), found, strict=True)
     )

@@ -33,6 +33,7 @@ _LOCK_TRIES, _LOCK_TRY_S = (
     0.02,
 )  # a command that looks whether a process works holds the lock for an instant
 _RATE: Final = "prepare_rate {} {}"
+_EMBEDDING_RATE: Final = "prepare_embedding_rate"
 _STARTING: Final = "starting"
 _START_S: Final = 120.0
 """A process that has not locked its file by then has failed to start."""
@@ -44,11 +45,12 @@ class PreparationStatus:
 
     Attributes:
         chunks: chunks of all documents.
-        left: chunks for which KV or something beside it is still to be computed, as far as it fits the store's limit.
+        left: chunks for which a vector, KV or something beside it is still to be computed, as far as it fits the store's limit.
         left_without_kv: those of them that have no KV yet; a question computes them.
         left_s: estimated seconds of work for the rest.
         measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
         process: the id of the process that works on it now, or that was started for it; None if there is none.
+        left_without_vector: chunks that have no vector yet; a question finds them by their words alone.
     """
 
     chunks: int
@@ -57,6 +59,7 @@ class PreparationStatus:
     left_s: float
     measured: bool
     process: int | None
+    left_without_vector: int = 0
 
 
 def preparation_way(config: Config) -> str:
@@ -132,15 +135,20 @@ class Preparation:
     def status(self) -> PreparationStatus:
         """Return how far the chunks are prepared in all ways that are marked, as last recorded."""
         chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
+        without_vector = int(self._database.query("SELECT count(*) FROM chunks_without_vector")[0][0])
         left, without_kv = (
             min(chunks, int(max(self._facts.facts(name).values(), default=0)))
             for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
         left_s = sum(self._facts.facts(_LEFT_S).values()) if left else 0.0
         measured = all(self._facts.facts(_MEASURED).values()) or not left
+        if without_vector:
+            rate = self._facts.fact(_EMBEDDING_RATE)
+            left, measured = max(left, without_vector), measured and rate is not None
+            left_s += without_vector / rate if rate else 0.0
         process = self.worker()
         process = self.background() if process is None else process
-        return PreparationStatus(chunks, left, without_kv, left_s, measured, process)
+        return PreparationStatus(chunks, left, without_kv, left_s, measured, process, without_vector)
 
     def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
         """Record what is left; see PreparationStatus."""
@@ -166,6 +174,11 @@ class Preparation:
         """Record it. `model` is the digest of the model."""
         with _if_possible():
             self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
+
+    def record_embedding_rate(self, chunks_per_s: float) -> None:
+        """Record at how many chunks per second vectors were made last."""
+        with _if_possible():
+            self._facts.record_fact(_EMBEDDING_RATE, chunks_per_s)
 
     def _record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
         self._record(_LEFT, chunks)

@@ -48,12 +48,13 @@ def usage(finished: Sequence[Finished]) -> dict[str, Any]:
 
 
 def kvweave(finished: Finished) -> dict[str, Any]:
-    """Return how the prompt got its KV, where the time went, and what the answer came from."""
+    """Return how the prompt got its KV, where the time went, what the answer came from, and whether that holds it."""
     answer = finished.answer
     return {
         "plan": facts(answer.plan),
         "timing": facts(answer.timing),
         "sources": [{**facts(each), "document": shown(each.document)} for each in answer.sources],
+        "supported": answer.supported,
     }
 
 

@@ -1,0 +1,60 @@
+"""Writes the vectors that listed chunks lack, in batches: each is searched by at once, and stays when the work is interrupted.
+
+A killed run leaves at most one batch whose vectors are written and not yet noted; the next run notes them.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from kvweave.engine.background.runner import RequestGuard
+from kvweave.engine.components import Components
+from kvweave.engine.documents.preparation import Preparation
+from kvweave.engine.metadata import KBMetadata
+from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
+
+_BATCH_CHUNKS: Final = 64
+_STAGE: Final = "embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingVectors:
+    """The vectors that the chunks of a knowledge base lack."""
+
+    state: KnowledgeBaseState
+    components: Components
+    metadata: KBMetadata
+    preparation: Preparation
+
+    @property
+    def count(self) -> int:
+        """How many chunks have none yet."""
+        return self.state.documents.without_vector_count()
+
+    def write(self, progress: Progress, guard: RequestGuard | None = None) -> int:
+        """Write them all, yielding to requests between two batches; return how many were written.
+
+        Raises ModelNotFound, KnowledgeBaseMismatch, StoreError, and BackgroundStopped as the guard does.
+        """
+        documents, written = self.state.documents, 0
+        while batch := documents.without_vector(_BATCH_CHUNKS):
+            if guard is not None:
+                guard.yield_to_requests()
+            progress(_STAGE, written, written + self.count)
+            began = time.perf_counter()
+            written += self._write(list(batch.values()))
+            self.state.have_vector(list(batch))
+            self.preparation.record_embedding_rate(len(batch) / (time.perf_counter() - began))
+        if written:
+            self.components.index.sweep(documents.visible_versions(), SWEEP_GRACE_S)
+            progress(_STAGE, written, written)
+        return written
+
+    def _write(self, row_ids: list[str]) -> int:
+        """Write the vectors of rows; those that are there, or whose document is lost or removed, are passed over."""
+        index, encoder = self.components.index, self.components.encoder
+        self.metadata.check("embedding", encoder.name)  # it may have been emptied and filled with another one
+        texts = index.without_vector(row_ids)
+        if texts:
+            index.write_vectors(list(texts), encoder.encode(list(texts.values())))
+        return len(texts)
