@@ -1,6 +1,8 @@
 """Chunks: no text dropped, none too long, no control tokens."""
 
+import gc
 import json
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -228,3 +230,13 @@ def test_a_tokenizer_without_fast_backend() -> None:
     chunks = Chunker(Slow(), 40).split(document(text))
     assert "".join(chunk.text for chunk in chunks) == text
     assert all(chunk.token_ids == tuple(map(ord, chunk.text)) for chunk in chunks)
+
+
+def test_a_chunker_is_freed_with_its_last_reference() -> None:
+    """It holds a tokenizer of megabytes, and every `add` makes one."""
+    chunker = Chunker(TOKENIZERS["byte_level"], 40)
+    assert chunker.split(document("One. Two. Three. " * 9))
+    held = weakref.ref(chunker._plain)
+    del chunker
+    gc.collect()
+    assert held() is None

@@ -5,7 +5,7 @@ always comes from the document, never from decoding ids. Chunks cut from a table
 where chunks are stored.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
@@ -48,6 +48,7 @@ class Chunker:
         self.chunk_tokens = chunk_tokens
         self.overlap_tokens = overlap_tokens
         self._plain = PlainTokenizer(tokenizer)
+        self._size = _size(self._plain, chunk_tokens)
         self._text = TextSplitter.from_callback(self._size, chunk_tokens, overlap_tokens, trim=False)
         self._markdown = MarkdownSplitter.from_callback(self._size, chunk_tokens, overlap_tokens, trim=False)
 
@@ -108,12 +109,6 @@ class Chunker:
         room = max(1, self.chunk_tokens - self._plain.count(head))
         return TextSplitter.from_callback(self._size, room, min(self.overlap_tokens, room - 1), trim=False)
 
-    def _size(self, text: str) -> int:
-        """Return the length of `text` in tokens, or one more than allowed if the text is certainly too long."""
-        if len(text) > self.chunk_tokens * MAX_CHARS_PER_TOKEN:
-            return self.chunk_tokens + 1
-        return self._plain.count(text)
-
     def _extents(self, text: str, first: int, last: int, splitter: Any, head: str = "") -> Iterator[Extent]:
         for block_start, block_end in _blocks(text, first, last):
             for offset, piece in splitter.chunk_indices(text[block_start:block_end]):
@@ -157,6 +152,18 @@ class Chunker:
         if text[slice(*piece)].strip():
             return False
         return self._plain.count(text[before[0] : piece[1]]) <= self.chunk_tokens
+
+
+def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:
+    """Return a function of a text that returns its tokens, or one more than `most` if it certainly has more.
+
+    It is no method of the chunker: splitters hold it, and Python never frees a cycle that goes through one.
+    """
+
+    def size(text: str) -> int:
+        return most + 1 if len(text) > most * MAX_CHARS_PER_TOKEN else plain.count(text)
+
+    return size
 
 
 def _blocks(text: str, start: int, last: int) -> Iterator[Extent]:
