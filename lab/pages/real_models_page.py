@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/real-models.md: start, weights, GPU, rows in the last window, and calibration."""
+"""The generated parts of lab/docs/real-models.md: start, the first question, weights, GPU, rows in the last window, and calibration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from kvweave_lab.bench.start_trace import OWN_CODE
 
 FILES = (
     "start.json",
+    "first_question.json",
     "weights.json",
     "weights_gpu.json",
     "ttft_gpu.json",
@@ -23,6 +24,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of each part from the files of lab/results by name; None for a file that is not there."""
     return {
         "start": _start(found["start.json"]),
+        "first-question": _first_question(found["first_question.json"]),
         "weights": _weights(found["weights.json"]),
         "weights-gpu": _weights(found["weights_gpu.json"]),
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
@@ -54,6 +56,18 @@ def _start(measured: Result | None) -> str:
         ],
     )
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _first_question(measured: Result | None) -> str:
+    if measured is None:
+        return NOT_MEASURED
+    said = (
+        f"`kvweave add` returned {measured['add_s']:.1f} s after {measured['pages']} pages ({measured['chunks']} chunks) were named, and "
+        f"the first piece of an answer came {measured['first_piece_s']:.1f} s after `kvweave ask`: **{measured['together_s']:.1f} s "
+        f"together**, once; the aim is {measured['target_s']:.0f} s. {measured['left_s']:.0f} s of preparation, as it was estimated, were "
+        "left to the background process. Few or none of the chunks had a vector then: the question found them by their words."
+    )
+    return "\n".join([said, "", *folded([f".venv/bin/python {measured['command']}"], _about(measured))])
 
 
 def _weights(runs: Sequence[Result] | None) -> str:
