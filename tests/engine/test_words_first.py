@@ -17,7 +17,7 @@ QUESTION = "the north of Note 3"
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(missing_vectors, "_BATCH_CHUNKS", BATCH)
+    monkeypatch.setattr(missing_vectors, "_batch_chunks", lambda: BATCH)
 
 
 @pytest.fixture
@@ -107,6 +107,13 @@ def test_idle_time_embeds_where_the_model_needs_nothing_else(base, documents):
     assert base.add(documents, wait=False).chunk_kv_waiting == 18
     assert base.idle().jobs["preparation"] == 18
     assert base.preparation.since_s == 0
+
+
+def test_other_background_work_waits_for_the_vectors(base, documents):
+    base.add(documents, wait=False)
+    with base.preparation.working():  # as another process does
+        assert base.idle().ended == "18 chunks have no vector yet"
+    assert base.idle().jobs["preparation"] == 18
 
 
 def test_part_of_the_vectors_neither_hides_nor_favours_the_other_chunks(base, documents):
