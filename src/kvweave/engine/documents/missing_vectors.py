@@ -48,10 +48,13 @@ class MissingVectors:
             if guard is not None:
                 guard.yield_to_requests()
             progress(_STAGE, written, written + self.count)
+            self.components.encoder.load()  # no part of the rate
             began = time.perf_counter()
-            written += self._write(list(batch.values()))
+            done = self._write(list(batch.values()))
             self.state.have_vector(list(batch))
-            self.preparation.record_embedding_rate(len(batch) / (time.perf_counter() - began))
+            if done:
+                self.preparation.record_embedding_rate(done / (time.perf_counter() - began))
+            written += done
         if written:
             self.components.index.sweep(documents.visible_versions(), SWEEP_GRACE_S)
             progress(_STAGE, written, written)
