@@ -112,7 +112,8 @@ class TextEncoder:
     @cached_property
     def _dimensions(self) -> int:
         folder = Path(self._place).expanduser()
-        if MeanPooling.describes(folder):  # it is known before the model is loaded
+        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+        if has_weights and MeanPooling.describes(folder):  # it is known before the model is loaded
             return int(_json(folder / "config.json")["hidden_size"])
         # Taken from a vector: the library renames the method for it every few releases.
         return int(self.encode([""]).shape[1])

@@ -136,6 +136,20 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         _ = TextEncoder(str(tmp_path)).dimensions
 
 
+def test_the_length_of_vectors_is_known_before_the_model_is_loaded(tmp_path: Path) -> None:
+    encoder = TextEncoder()
+    assert encoder.dimensions == 384
+    assert encoder._loaded is None
+    place = Path(encoder._place)
+    for file in place.rglob("*"):
+        if file.suffix not in (".safetensors", ".bin") and file.is_file():
+            copy = tmp_path / file.relative_to(place)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    with pytest.raises(ModelNotFound):  # without weights it is no model
+        _ = TextEncoder(str(tmp_path)).dimensions
+
+
 def test_an_unreachable_hub_raises_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     import sentence_transformers
 

@@ -236,7 +236,8 @@ def test_a_knowledge_base_that_was_emptied_meanwhile_ends_the_work(base, documen
 
 def add_and_count(loaded, acknowledge, home, documents):
     """Add, and acknowledge each embedded text and each computed chunk."""
-    indexing.BATCH_CHUNKS = missing_vectors._BATCH_CHUNKS = BATCH
+    indexing.BATCH_CHUNKS = BATCH
+    missing_vectors._batch_chunks = lambda: BATCH
     with open_tiny(home) as base:
         counted(base, acknowledge)
         base.add(documents, wait=False)
@@ -271,7 +272,7 @@ KILLS, CHUNKS, BATCH = 3, 72, 6
 @pytest.mark.timeout(600)
 def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(missing_vectors, "_BATCH_CHUNKS", BATCH)
+    monkeypatch.setattr(missing_vectors, "_batch_chunks", lambda: BATCH)
     home, documents = tmp_path / "home", tmp_path / "documents"
     documents.mkdir()
     for number in range(CHUNKS // 3):

@@ -1,5 +1,6 @@
 """Documents that are searched by their words until their vectors are there: ranking, order of the work, interruptions."""
 
+import threading
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import tiny_kb
 
 from kvweave.engine.documents import indexing, missing_vectors
 from kvweave.engine.documents.passages import explained_passages, passages
+from kvweave.engine.state import no_progress
 from kvweave.errors import KnowledgeBaseError
 from kvweave.index.vector_index import VectorIndex
 
@@ -17,7 +19,7 @@ QUESTION = "the north of Note 3"
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(missing_vectors, "_BATCH_CHUNKS", BATCH)
+    monkeypatch.setattr(missing_vectors, "_batch_chunks", lambda: BATCH)
 
 
 @pytest.fixture
@@ -109,6 +111,13 @@ def test_idle_time_embeds_where_the_model_needs_nothing_else(base, documents):
     assert base.preparation.since_s == 0
 
 
+def test_other_background_work_waits_for_the_vectors(base, documents):
+    base.add(documents, wait=False)
+    with base.preparation.working():  # as another process does
+        assert base.idle().ended == "18 chunks have no vector yet"
+    assert base.idle().jobs["preparation"] == 18
+
+
 def test_part_of_the_vectors_neither_hides_nor_favours_the_other_chunks(base, documents):
     base.add(documents, wait=False)
 
@@ -156,6 +165,35 @@ def test_a_chunk_that_is_added_again_meanwhile_is_not_taken_for_embedded(
     assert base.prepare().embedded == 18 + BATCH
     assert without_vector(base) == base._state.documents.without_vector_count() == 0
     assert base.lost_documents() == []
+
+
+def test_two_at_once_embed_everything_and_disturb_no_third_that_adds(base, documents, tmp_path):
+    base.add(documents, wait=False)
+    together, failed = threading.Barrier(3), []
+
+    def work(do):
+        with open_tiny(tmp_path / "home") as other:
+            together.wait(30)
+            try:
+                do(other)
+            except Exception as error:
+                failed.append(error)
+
+    more = written(tmp_path / "more", 2)
+    works = [lambda other: other._preparer.embed(no_progress)] * 2 + [
+        lambda other: other.add(more, wait=False)
+    ]
+    threads = [threading.Thread(target=work, args=(each,)) for each in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    base.prepare()
+    assert without_vector(base) == base._state.documents.without_vector_count() == 0
+    with open_tiny(tmp_path / "other") as at_once:
+        at_once.add(documents, more)
+        assert ranked(base) == ranked(at_once)
 
 
 def test_an_answer_from_words_alone_is_checked_once_vectors_are_there(tiny, tmp_path):

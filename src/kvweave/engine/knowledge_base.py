@@ -356,6 +356,7 @@ class KnowledgeBase:
 
         self._asker.checked("?")
         with self._requests.start():
+            self._preparer.embed(progress)
             return calibrate(self._state, self._components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":

@@ -230,6 +230,8 @@ class BackgroundRunner:
 
     def _blocked_reason(self, low_load: bool) -> str:
         """Return why no work may be done now; empty if it may."""
+        if without := self._preparer.without_vector:  # what jobs retrieved now would soon be out of date
+            return f"{without} chunks have no vector yet"
         budget = budget_condition(self._config, self._budget.today())
         return self._unfit(low_load) or first_reason([budget])
 

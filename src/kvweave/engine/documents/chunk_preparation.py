@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvweave.engine.answering.settings import Settings
-from kvweave.engine.background.runner import RequestGuard
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.documents.missing_vectors import MissingVectors
 from kvweave.engine.documents.preparation import Preparation, PreparationStatus
@@ -26,6 +25,9 @@ from kvweave.models.preemption import Preempted
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.offline import PreparationStep, missing_bytes, preparation_steps
 from kvweave.results import PrepareReport
+
+if TYPE_CHECKING:
+    from kvweave.engine.background.runner import RequestGuard
 
 _LOG = logging.getLogger(__name__)
 _BATCH_CHUNKS: Final = 8
@@ -96,6 +98,15 @@ class ChunkPreparer:
         model = self._components.model
         return len(self._missing(self._context(model))) if isinstance(model, Adapter) else 0
 
+    @property
+    def without_vector(self) -> int:
+        """How many chunks have no vector yet; takes a query."""
+        return self._vectors.count
+
+    def embed(self, progress: Progress) -> None:
+        """Write the vectors that are missing, and nothing else."""
+        self._vectors.write(progress)
+
     def left(self) -> tuple[PreparationStatus, int]:
         """Find and record what is left, with an estimate of the time; the first one costs a short pass of the model.
 
@@ -118,7 +129,7 @@ class ChunkPreparer:
         self._record_left(work.ctx, work.batches)
         return self._preparation.status(), len(passed_over)
 
-    def work(self, guard: RequestGuard, progress: Progress, *, wait: bool) -> PrepareReport:
+    def work(self, guard: "RequestGuard", progress: Progress, *, wait: bool) -> PrepareReport:
         """Prepare what is left, unless another process is at it; yield to requests as `guard` says.
 
         Args:
@@ -141,11 +152,11 @@ class ChunkPreparer:
                 progress(_STAGE, status.chunks - status.left, status.chunks)
                 guard.pause(_WAIT_S)
 
-    def run(self, progress: Progress, guard: RequestGuard | None = None) -> PrepareReport:
+    def run(self, progress: Progress, guard: "RequestGuard | None" = None) -> PrepareReport:
         """Prepare what is left now, whatever other processes do; without a guard it yields to no request."""
         return self._run(progress, guard)[0]
 
-    def _run(self, progress: Progress, guard: RequestGuard | None) -> tuple[PrepareReport, bool]:
+    def _run(self, progress: Progress, guard: "RequestGuard | None") -> tuple[PrepareReport, bool]:
         """Return what was done, and whether that is recorded to be all; the mark stays where the disk was full."""
         run, full_before = _Run(self._preparation, progress, guard), self._state.store.times_full
         passed_over: set[str] = set()
@@ -312,7 +323,7 @@ class ChunkPreparer:
 class _Run:
     """One run: what it has done so far."""
 
-    def __init__(self, preparation: Preparation, progress: Progress, guard: RequestGuard | None) -> None:
+    def __init__(self, preparation: Preparation, progress: Progress, guard: "RequestGuard | None") -> None:
         self._preparation, self.progress, self._guard = preparation, progress, guard
         self.tried: set[tuple[str, str]] = set()
         self.computed: set[str] = set()
