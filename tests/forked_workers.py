@@ -54,7 +54,8 @@ def serve(listener, arguments):
     child_processes()
     forkserver.ensure_running()  # all workers' programs come from this one, which none of them can wait for
     forkserver.ensure_running = forkserver._forkserver.ensure_running = resource_tracker.ensure_running
-    pytest.main([*arguments, "--collect-only", "-qqq", "-p", "no:cacheprovider"])
+    # Not captured: some modules keep the standard error that they were imported with, and it must stay open.
+    pytest.main([*arguments, "--collect-only", "-qqq", "-p", "no:cacheprovider", "--capture=no"])
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while listener in select.select([listener, sys.stdin], [], [])[0]:
@@ -78,7 +79,6 @@ def _work(pipes):
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
         os.close(pipe)
-    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(eval(sys.stdin.readline()), vars(main))
