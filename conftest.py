@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-import forked_workers
 from kvweave.machine import cpu_limits
 from kvweave.samples import DOCUMENTS
 from processes import run_program
@@ -71,13 +70,6 @@ SLOW_FILES = (
 def pytest_xdist_auto_num_workers():
     """One process more than cores: tests of servers, browsers and killed processes wait for much of their time."""
     return min(4, cpu_limits().threads + 1)
-
-
-def pytest_xdist_setupnodes(config, specs):
-    if sys.platform == "linux":
-        python = forked_workers.start(config)
-        for spec in specs:
-            spec.python = python
 
 
 def pytest_collection_modifyitems(items):
