@@ -128,7 +128,7 @@ def test_chunks_longer_than_the_context_are_refused_before_anything_is_recorded(
 
 def test_the_second_of_two_different_fills_of_a_new_knowledge_base_is_refused(open_kb, documents):
     one, other = open_kb(chunk_tokens=48), open_kb(chunk_tokens=96)
-    late = IndexRun(other._indexer, lambda *_: None)  # started while nothing was recorded yet
+    late = IndexRun(other._indexer, lambda *_: None, wait=True)  # started while nothing was recorded yet
     one.add(documents / "passwords.md")
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens"):
         late.add([documents / "supper.md"])

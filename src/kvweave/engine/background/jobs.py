@@ -239,10 +239,11 @@ class JobSource:
     def _answer_predicted(self, pending: PendingQuestion) -> None:
         """Store the answer if the passages hold it, else drop the question."""
         predicted, question = self._predictions.predicted, pending.question
-        fault = partial(_fault, question, wanted=predicted.wanted_answer(question))
-        dropped = fault(
-            self._precomputer.answer(question, pending.settings, lambda answer: not fault(answer))
+        wanted = predicted.wanted_answer(question)
+        answer = self._precomputer.answer(
+            question, pending.settings, lambda answer: _fault(question, answer, wanted) is None
         )
+        dropped = _fault(question, answer, wanted)
         if dropped is not None:
             with self._cached.answers.transaction():
                 if predicted.drop(question, dropped):
