@@ -65,7 +65,8 @@ def _first_question(measured: Result | None) -> str:
         f"`kvweave add` returned {measured['add_s']:.1f} s after {measured['pages']} pages ({measured['chunks']} chunks) were named, and "
         f"the first piece of an answer came {measured['first_piece_s']:.1f} s after `kvweave ask`: **{measured['together_s']:.1f} s "
         f"together**, once; the aim is {measured['target_s']:.0f} s. {measured['left_s']:.0f} s of preparation, as it was estimated, were "
-        "left to the background process. Few or none of the chunks had a vector then: the question found them by their words."
+        f"left to the background process. {measured['without_vector_after_answer']} chunks had no vector when the answer ended: the "
+        "question found them by their words."
     )
     return "\n".join([said, "", *folded([f".venv/bin/python {measured['command']}"], _about(measured))])
 
