@@ -31,6 +31,7 @@ class Script:
     answer: str = "walnut"
     cached: bool = False
     piece_s: float = 0.0
+    last_piece: threading.Event | None = None  # it waits for that
     cut_after: int | None = None
     error: str | None = None
     key: str | None = None
@@ -208,10 +209,13 @@ class _Handler(BaseHTTPRequestHandler):
         for done in () if cached else range(0, 641, 160):
             self._event("progress", {"done_tokens": done, "total_tokens": 640})
             time.sleep(state.piece_s)
-        for number, piece in enumerate(re.findall(r"\S+\s*|\s+", state.answer)):
+        pieces = re.findall(r"\S+\s*|\s+", state.answer)
+        for number, piece in enumerate(pieces):
             if number == state.cut_after:
                 self.close_connection = True
                 return
+            if state.last_piece is not None and number == len(pieces) - 1:
+                state.last_piece.wait(60)
             self._event("piece", {"text": piece})
             time.sleep(state.piece_s)
         self._event("done", answered(state.answer, base, request["question"], cached))
