@@ -205,13 +205,12 @@ def sentence(status: "PreparationStatus", server: str = "") -> str:
     """Say how much is left and who works on it, if no process does, the server at this address; empty if nothing is left."""
     if not status.left:
         return ""
-    lacking = [
-        f"{status.left_without_vector} have no vector yet and are found by their words alone"
-        if status.left_without_vector
-        else "",
-        f"{status.left_without_kv} have no KV yet" if status.left_without_kv else "",
-    ]
-    without = f" ({', '.join(filter(None, lacking))})" if any(lacking) else ""
+    counts = {
+        "have no vector yet and are found by their words alone": status.left_without_vector,
+        "have no KV yet": status.left_without_kv,
+    }
+    lacking = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    without = f" ({lacking})" if lacking else ""
     if status.process is not None:
         who = f"process {_named(status.process)} works on it"
     elif server:

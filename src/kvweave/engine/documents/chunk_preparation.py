@@ -115,18 +115,17 @@ class ChunkPreparer:
         passed_over: set[str] = set()
         newest_s = self._preparation.newest_s()
         work = self._work(set(), passed_over)
-        if (work is None or not work.batches) and not self._vectors.count:
-            with suppress(StoreError):
-                self._preparation.unmark(newest_s)
-            return self._preparation.status(), len(passed_over)
+        batches = [] if work is None else work.batches
         with suppress(StoreError):  # a full disk
-            self._preparation.mark()
-        if work is None or not work.batches:
-            return self._preparation.status(), len(passed_over)
-        model = work.ctx.adapter.fingerprint.digest
-        if all(self._preparation.rate(kind, model) is None for kind in (_PASS, work.batches[0].kind)):
-            self._measure_pass(work)
-        self._record_left(work.ctx, work.batches)
+            if batches or self._vectors.count:
+                self._preparation.mark()
+            else:
+                self._preparation.unmark(newest_s)
+        if work is not None and batches:
+            model = work.ctx.adapter.fingerprint.digest
+            if all(self._preparation.rate(kind, model) is None for kind in (_PASS, batches[0].kind)):
+                self._measure_pass(work)
+            self._record_left(work.ctx, batches)
         return self._preparation.status(), len(passed_over)
 
     def work(self, guard: "RequestGuard", progress: Progress, *, wait: bool) -> PrepareReport:

@@ -4,11 +4,10 @@ Each request runs in a thread of its own, as if it were alone. Nothing that a te
 has its own folder with its own stores. The models are shared.
 """
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from kvweave.cancellation import cancellable, check_cancelled
@@ -91,7 +90,7 @@ class Serving:
             if name not in self._open:
                 self._open[name] = Tenant(
                     name,
-                    dataclasses.replace(self.config, home=tenant_home(self.config, name)),
+                    replace(self.config, home=tenant_home(self.config, name)),
                     self.resident,
                     self.requests,
                     idle=self._idle,
@@ -201,8 +200,7 @@ class Tenant:
     def sampling(self, **given: Any) -> Sampling:
         """Return how a request is decoded: what is given and not None, the rest from the settings."""
         defaults = {
-            each.name: getattr(self.config.generation, each.name)
-            for each in dataclasses.fields(self.config.generation)
+            each.name: getattr(self.config.generation, each.name) for each in fields(self.config.generation)
         }
         return Sampling(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
