@@ -20,6 +20,7 @@ BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
 def show(page: Any, server: PageServer, view: str) -> None:
     """Show a view, filled: of questions, one with an answer and its tokens."""
     page.goto(f"{server.url}#/{view}")
+    expect(page.locator("#server-state")).to_have_text(re.compile(r"\S"))  # the model's name comes by itself
     if view != "ask":
         expect(page.locator(".loading")).to_have_count(0)
         return
