@@ -115,8 +115,8 @@ def test_a_number_that_the_user_chose_stays(monkeypatch):
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_few_compiled_kernels_are_kept_unless_the_user_chose_a_number(monkeypatch):
-    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+@pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
+def test_few_shapes_are_kept_unless_the_user_chose_a_number(monkeypatch, name):
     monkeypatch.delenv(name, raising=False)
     threads.respect_cpu_limits()
     assert os.environ[name] == "128"

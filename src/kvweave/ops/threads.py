@@ -23,9 +23,11 @@ from kvweave.machine import cpu_limits
 _LOG = logging.getLogger(__name__)
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which users choose the number themselves."""
-_KERNELS: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-"""oneDNN compiles kernels for each shape of a half-precision product, of more than a megabyte together, and keeps those of 1,024
-shapes: a server, whose passes have any number of rows, grew by gigabytes. Decoding comes back to a few dozen shapes.
+_SHAPES_KEPT: Final = "128"
+_KEPT_BY_SHAPE: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""How many shapes of half-precision products keep what was made for them: compiled kernels in oneDNN, of more than a megabyte,
+and descriptions in every thread of PyTorch, of 260 kB. Both keep those of 1,024 shapes by themselves. A server's passes have any
+number of rows: it grew by gigabytes. Decoding comes back to a few dozen shapes.
 """
 
 
@@ -33,12 +35,13 @@ def respect_cpu_limits() -> int:
     """Lower PyTorch's number of threads to what the process may use, unless somebody chose it; return the number.
 
     PyTorch knows a process's affinity, but not the quota of its control group. With more threads than that, all of them
-    wait for the one that is throttled. A number that is not PyTorch's default was chosen, and stays. The number of compiled
-    kernels that are kept is lowered likewise, if none was compiled yet.
+    wait for the one that is throttled. A number that is not PyTorch's default was chosen, and stays. What is kept for shapes
+    of products is lowered likewise, if none was computed yet.
     """
     import torch  # loaded only where something is computed
 
-    os.environ.setdefault(*_KERNELS)
+    for name in _KEPT_BY_SHAPE:
+        os.environ.setdefault(name, _SHAPES_KEPT)
     current, limits = torch.get_num_threads(), cpu_limits()
     defaults = {limits.cores, psutil.cpu_count(logical=False), psutil.cpu_count(), os.cpu_count()}
     chosen = any(os.environ.get(name) for name in VARIABLES) or current not in defaults
