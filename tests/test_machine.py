@@ -1,6 +1,7 @@
 """Cores and memory that a process may use: affinity and control groups of both versions, its own and its parents'."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,13 +148,13 @@ def test_a_real_quota_of_version_1(tmp_path):
     assert done.stdout.split() == ["1.0", "1"]
 
 
-_ARENAS = """
-import ctypes, sys, threading
-from kvweave.machine import share_freed_memory
+_ALLOCATIONS = """
+import ctypes, sys, threading, time
+from kvweave.machine import return_freed_memory
 
-share_freed_memory()
+return_freed_memory(every_s=0.1)
 libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 together = threading.Barrier(8)
 
 def allocate():
@@ -166,6 +167,22 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+libc.free(libc.malloc(16 << 20))  # by default, smaller ones would lie among others from now on
+libc.malloc(8 << 20)
+def anonymous_mb():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+blocks = [libc.malloc(64 << 10) for _ in range(1000)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 << 10)
+full = anonymous_mb()
+for block in blocks[::2]:  # no gap is at an end
+    libc.free(block)
+until = time.monotonic() + 20
+while anonymous_mb() > full - 20 and time.monotonic() < until:
+    time.sleep(0.05)
+print(full - anonymous_mb() > 20)
 libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p] * 2
 libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
 file = libc.fopen(sys.argv[1].encode(), b"w")
@@ -175,11 +192,19 @@ libc.fclose(file)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="glibc's arenas")
-def test_threads_share_what_they_have_freed_unless_the_user_chose_otherwise(tmp_path):
-    def arenas(**variables):
-        told = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
-        subprocess.run([sys.executable, "-c", _ARENAS, tmp_path / "info"], env=told | variables, check=True)
-        return (tmp_path / "info").read_text().count("<heap nr")
+def test_freed_memory_is_shared_and_returned_unless_the_user_chose_otherwise(tmp_path):
+    def arenas_and_mapped(**variables):
+        told = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        command = [sys.executable, "-c", _ALLOCATIONS, tmp_path / "info"]
+        done = subprocess.run(command, env=told | variables, check=True, capture_output=True, text=True)
+        assert done.stdout == "True\n"  # gaps were returned
+        info = (tmp_path / "info").read_text()
+        (mapped,) = re.findall(r'<total type="mmap" count="\d+" size="(\d+)"', info)
+        return info.count("<heap nr"), int(mapped) >= 8 << 20
 
-    assert arenas() <= 2
-    assert arenas(MALLOC_ARENA_MAX="7") > 2
+    arenas, mapped = arenas_and_mapped()
+    assert arenas <= 2
+    assert mapped
+    arenas, mapped = arenas_and_mapped(MALLOC_ARENA_MAX="7", MALLOC_MMAP_THRESHOLD_=str(32 << 20))
+    assert arenas > 2
+    assert not mapped

@@ -8,6 +8,8 @@ import ctypes
 import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +23,12 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 _NO_LIMIT_FROM = 2**60
 """Version 1 of control groups encodes "no limit" as a number of about this size."""
 
-_ARENAS: Final = (-8, 2)
-"""glibc's M_ARENA_MAX, and what it is set to."""
+_MALLOC: Final = {
+    "MALLOC_ARENA_MAX": (-8, 2),
+    "MALLOC_MMAP_THRESHOLD_": (-3, 4 << 20),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 64 << 20),
+}
+"""glibc's settings: the environment variable, the number of the same option for `mallopt`, and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +137,26 @@ def _groups(controller: str, root: Path, own: Path) -> Iterator[tuple[int, Path]
             folder = folder.parent
 
 
-def share_freed_memory() -> None:
-    """Let all threads use what any of them has freed, unless MALLOC_ARENA_MAX says otherwise; does nothing without glibc.
+def return_freed_memory(every_s: float = 60.0) -> None:
+    """From now on, let what threads free be used by the others and by the system; does nothing without glibc.
 
-    By default nearly each of a server's threads has an arena of its own and keeps what it freed: under load, that was more than
-    a third of the process.
+    By default nearly each of a server's threads has an arena of its own and keeps what it freed. Tensors of some megabytes
+    lie between small ones there, so that the gaps that they leave are not returned: under load, both together were more than
+    half of the process, and it went on growing. So there are two arenas, tensors of 4 MiB and more have mappings of their
+    own, and a thread returns the gaps every so often. A setting whose environment variable is there stays.
     """
-    if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
-        with suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(*_ARENAS)
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):  # another C library
+        return
+    for variable, (option, value) in _MALLOC.items():
+        if variable not in os.environ:
+            libc.mallopt(option, value)
+
+    def trim() -> None:
+        while True:
+            time.sleep(every_s)
+            libc.malloc_trim(0)
+
+    threading.Thread(target=trim, name="kvweave-malloc-trim", daemon=True).start()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from kvweave.config import Config
 from kvweave.errors import InvalidRequest
-from kvweave.machine import share_freed_memory
+from kvweave.machine import return_freed_memory
 from kvweave.server.process.binding import check_binding, tenants_of
 from kvweave.server.process.discovery import record, sole_server
 from kvweave.server.process.json_logs import log_json
@@ -20,7 +20,7 @@ def serve(config: Config, announce: Callable[[str], object] = print) -> None:
     server without a key.
     """
     check_binding(config.server)
-    share_freed_memory()
+    return_freed_memory()
     tenants = tenants_of(config.server)
     with sole_server(config.home), _bound(config.server.host, config.server.port) as listening:
         url = _url(listening)
