@@ -20,7 +20,7 @@ import torch
 
 from kvweave.machine import cpu_limits
 from kvweave.samples import DOCUMENTS
-from processes import run_program
+from processes import run_program, start_server, use_server
 
 ROOT = Path(__file__).parent
 
@@ -70,6 +70,17 @@ SLOW_FILES = (
 def pytest_xdist_auto_num_workers():
     """One process more than cores: tests of servers, browsers and killed processes wait for much of their time."""
     return min(4, cpu_limits().threads + 1)
+
+
+def pytest_configure_node(node):
+    node.workerinput["server"] = (
+        start_server()
+    )  # one for all workers: it takes seconds to import what it preloads
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        use_server(config.workerinput["server"])
 
 
 def pytest_collection_modifyitems(items):

@@ -1,5 +1,6 @@
 """Processes that are killed at random moments, many a second: forked from one that has everything loaded."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -82,6 +83,7 @@ def _fork_and_kill(pipe: Connection, load: Callable[[], Any], work: Callable[...
     for module in LOADED:
         importlib.import_module(module)
     loaded = load()
+    gc.freeze()  # no fork's collections visit what all have
     line_s = 0.02  # how long one line takes, as far as is known
     while True:
         try:

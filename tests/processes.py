@@ -1,6 +1,7 @@
 """Python programs in processes of their own, forked from one that has loaded what takes seconds to import."""
 
 import atexit
+import gc
 import io
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import PIPE
@@ -28,6 +30,8 @@ PRELOADED = (
     "pyarrow.dataset",
     "typer",
     "rich.console",
+    "fastapi",
+    "prometheus_client",
 )
 """Libraries alone, none of which starts a thread: every process imports kvweave itself, under its own environment."""
 
@@ -37,6 +41,23 @@ def child_processes() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+def start_server() -> str:
+    """Start the server from which processes are forked; return its address, for other processes to use it."""
+    child_processes()
+    forkserver.ensure_running()
+    return forkserver._forkserver._forkserver_address
+
+
+def use_server(address: str) -> None:
+    """From now on, fork processes from the server that another process has started and outlives this one."""
+    server = forkserver._forkserver
+    server._forkserver_address = address
+    server._forkserver_alive_fd = os.open(
+        os.devnull, os.O_WRONLY
+    )  # the server ends with the one that started it
+    server.ensure_running = forkserver.ensure_running = resource_tracker.ensure_running
 
 
 class Program:
@@ -171,6 +192,7 @@ def _ends(given: int | IO[bytes], mode: str) -> tuple[Connection, io.TextIOWrapp
 
 def _run(words: list[str], environment: dict[str, str], folder: str, *pipes: Connection) -> None:
     """Become the program, in the forked process."""
+    gc.freeze()  # half a million objects of the preloaded libraries, which no collection need visit
     for number, pipe in enumerate(pipes):
         os.dup2(pipe.fileno(), number)
         pipe.close()

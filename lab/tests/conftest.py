@@ -1,17 +1,14 @@
 """Fixtures of the lab's tests."""
 
-from multiprocessing import forkserver
-
 import pytest
 
-from processes import child_processes
+from processes import start_server
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_server_forks():
     """The lab's own processes are forked from the same server as the tests' programs, whichever come first."""
-    child_processes()
-    forkserver.ensure_running()
+    start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

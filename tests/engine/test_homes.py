@@ -13,6 +13,7 @@ import tiny_kb
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreReadOnly
 from kvweave.home import default_home, without_tilde
+from processes import run_program
 
 ROOT = Path(__file__).parent.parent.parent
 NOBODY = 65534
@@ -33,10 +34,25 @@ def as_other_user(user):
     return begin
 
 
-def run(words, *, user=None, **environment):
+BECOME = """
+import ctypes, os
+libc, read_every_file = ctypes.CDLL(None), 1 << 2
+libc.prctl(8, 1, 0, 0, 0)  # keeps what is permitted
+os.setgroups([])
+os.setresgid(USER, USER, USER)
+os.setresuid(USER, USER, USER)
+libc.prctl(4, 1, 0, 0, 0)  # its files in /proc are its own
+rights = (ctypes.c_uint32 * 6)(read_every_file, read_every_file)
+assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), rights) == 0
+assert os.getuid() == USER and not os.access("/", os.W_OK)
+"""
+
+
+def run(words, *, user=None, forked=False, **environment):
     """Run the interpreter as another user where the tests run as root; the environment has no HOME of its own.
 
     That user may read every file, since the interpreter may be in a folder of root's, and write only what the permissions allow.
+    A `forked` one runs code, and has imported libraries as root.
     """
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "HF_HUB_OFFLINE") if name in os.environ}
     paths = os.pathsep.join(
@@ -48,6 +64,11 @@ def run(words, *, user=None, **environment):
         ]
     )
     as_user = as_other_user(user) if user is not None and IS_ROOT else []
+    if forked:
+        begin = BECOME.replace("USER", str(user)) if as_user else ""
+        return run_program(
+            ["-c", begin + words[1], *words[2:]], {**kept, "PYTHONPATH": paths, **environment}, "/"
+        )
     return subprocess.run(
         [*as_user, sys.executable, *map(str, words)],
         env={**kept, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environment},
@@ -84,7 +105,11 @@ def test_without_a_home_folder_the_error_names_what_to_set(no_home):
     "words", [(), ("ls",), ("ask", "Who?"), ("search", "Who?"), ("rm", "--all"), ("doctor",)]
 )
 def test_commands_of_an_unknown_user(words):
-    done = run(["-m", "kvweave", *words], user=UNKNOWN)
+    if words == ("doctor",):
+        code = "import sys; sys.argv = ['kvweave', 'doctor']\nfrom kvweave.__main__ import main; main()"
+        done = run(["-c", code], user=UNKNOWN, forked=True)
+    else:
+        done = run(["-m", "kvweave", *words], user=UNKNOWN)
     said = done.stdout + done.stderr
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "--home or KVWEAVE_HOME" in line]
@@ -179,7 +204,8 @@ def prepared(tiny):
 
 
 def test_a_read_only_home_is_asked_and_remembers_nothing(prepared):
-    done = run(["-c", READING, prepared / "home", prepared / "note.txt"], user=NOBODY, HOME=str(prepared))
+    words = ["-c", READING, prepared / "home", prepared / "note.txt"]
+    done = run(words, user=NOBODY, forked=True, HOME=str(prepared))
     assert done.stdout == "read\n", done.stderr
     assert "WARNING" not in done.stderr, done.stderr
 

@@ -295,7 +295,9 @@ def test_a_prediction_from_a_document_that_is_removed_meanwhile_is_discarded(bas
     assert base.answers.totals().questions == 0
 
 
-def test_the_reference_model_answers_its_predicted_questions_as_it_would_when_asked(base):
+def test_the_reference_model_answers_its_predicted_questions_as_it_would_when_asked(open_kb, documents):
+    base = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
+    base.add(documents / "passwords.md")
     report = base.idle()
     assert report.ended == "nothing is left to do"
     assert report.jobs["abstract"] >= 1
@@ -314,7 +316,7 @@ def test_another_model_gets_instructions_and_its_replies_do_no_harm(open_kb, doc
     chat = "{% for each in messages %}{{ each.content }}\n{% endfor %}"
     tiny_tokenizer(chat).save_pretrained(folder)
     kb = open_kb(model=str(folder), chunk_tokens=48, answer_limit_bytes=10**7, idle_power="any")
-    kb.add(documents)
+    kb.add(documents / "passwords.md")
     kb.ask(GLORRIC)
     report = kb.idle()
     assert report.ended == "nothing is left to do"

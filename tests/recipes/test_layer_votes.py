@@ -25,9 +25,8 @@ from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
 
 WINDOW = 16
-WINDOWS = {name: PassCost.of(tiny_model(name)).windows for name in FAMILIES}
-SLIDING = [name for name, windows in WINDOWS.items() if WINDOW in windows]
-HYBRID = [name for name in SLIDING if None in WINDOWS[name]]
+SLIDING = [name for name, (_, settings) in FAMILIES.items() if settings.get("sliding_window") == WINDOW]
+HYBRID = [name for name in SLIDING if {"layer_types", "max_window_layers"} & FAMILIES[name][1].keys()]
 ASKING = ("prophetkv", "weave", "qcfuse", "kvshare", "fusionrag", "fusionrag-over-stale")
 RATIO = 0.1
 CHUNKS = 10
@@ -87,6 +86,8 @@ def test_windows_are_those_that_the_configuration_names(family):
     windows = PassCost.of(adapter.model).windows
     assert (adapter.geometry.windows or (None,) * adapter.geometry.layers) == windows
     assert len(adapter.geometry.windows) in (0, adapter.geometry.layers)
+    assert (WINDOW in windows) == (family in SLIDING)
+    assert (WINDOW in windows and None in windows) == (family in HYBRID)
 
 
 def adapter_with_windows(family: str, window: int | None) -> Adapter:
