@@ -22,6 +22,10 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, Stor
 
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
+_CACHE_KIB = 256
+"""Of pages in each connection. A server has one for each thread and knowledge base, hundreds of them, and SQLite's default of
+2 MB would fill with time. The system keeps the files' pages anyway.
+"""
 
 _PROGRAMMING_ERRORS = (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -199,6 +203,7 @@ class _Session:
         _switch_to_wal(self.connection)
         # A commit that was acknowledged survives a power cut, not only a crash of the process.
         self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self.connection.execute("PRAGMA foreign_keys = ON")
 
 
