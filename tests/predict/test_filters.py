@@ -235,6 +235,10 @@ class TestPassages:
         assert {each.passage for each in asked} == {self.TEXT.strip()}
         assert answers_in("No name. Nor a number.") == []
 
+    def test_parts_of_dates_and_words_that_only_begin_a_sentence_are_not_asked_for(self):
+        text = "27/5 and then the swarm. She counted six they said, 29, not 30 of them; As if Mrs Ada Marl had seen it at The Bell."
+        assert [each.answer for each in answers_in(text)] == ["29", "30", "Mrs Ada Marl", "Bell"]
+
     def test_those_near_to_questions_come_first(self):
         asked = answers_in(
             self.TEXT + "Padding goes on and on. " * 8 + "The cook is called Irma Bell, they say."
