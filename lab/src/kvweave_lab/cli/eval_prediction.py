@@ -35,7 +35,7 @@ class PredictionOptions:
     ] = 10
     predictions: Annotated[
         int,
-        typer.Option("--predictions", min=0, help="Idle budget: questions that are predicted and answered."),
+        typer.Option("--predictions", min=0, help="Idle budget: predicted questions, dropped ones included."),
     ] = 60
     split: Annotated[str, typer.Option("--split", help="dev (to tune on) or test (to report).")] = "dev"
     limit: Annotated[

@@ -26,6 +26,7 @@ from kvweave.predict.filters import (
     is_near_duplicate,
     is_other_language,
     is_unclear,
+    names_answer,
     parse_questions,
     repeats,
     unknown_words,
@@ -310,7 +311,8 @@ class QuestionPredictor:
             for question in map(clean_text, parse_questions(text, self._per_reply)):
                 candidate = self._candidate(question, new)
                 if candidate is not None:
-                    new.append(replace(candidate, answer=answer))
+                    dropped = candidate.dropped or ("unsupported" if names_answer(question, answer) else None)
+                    new.append(replace(candidate, dropped=dropped, answer=answer))
         versions = frozenset(version for part in parts for version in part.versions)
         with self._answers.transaction():
             if not versions <= self._documents.visible_versions() or not done():

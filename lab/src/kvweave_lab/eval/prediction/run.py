@@ -39,6 +39,7 @@ ARMS: Final[tuple[Arm, ...]] = ("computed", "predicted", "prefix")
 
 _VERSION: Final = 2
 _PREDICTING: Final = ("abstract", "prediction")
+_BASE: Final = "documents"
 _ALL: Final = 1_000_000
 _PREDICTIONS: Final = "predictions.json"
 _NAMES: Final[dict[Arm, str]] = {"computed": "kvweave without predictions", "predicted": "kvweave"}
@@ -211,7 +212,7 @@ def _open_all(
         settings["system"] = system
 
     def added(arm: Arm, **others: Any) -> KnowledgeBase:
-        base = open_knowledge_base(arm, home=folder / "home", **{**settings, **others})
+        base = open_knowledge_base(_BASE, home=folder / arm, **{**settings, **others})
         try:
             base.add(folder / "documents", progress=progress)
         except BaseException:
@@ -219,14 +220,12 @@ def _open_all(
             raise
         return base
 
-    with closing(added("computed")) as base:  # the other one has the same KV, which is computed once
-        place = base.folder
-    copied = place.with_name("predicted")
-    if not copied.exists():
-        partly = place.with_name("predicted-partly")
+    if not (folder / "predicted").exists():
+        added("computed").close()  # the other one has the same KV, which is computed once
+        partly = folder / "predicted-partly"
         shutil.rmtree(partly, ignore_errors=True)
-        shutil.copytree(place, partly)
-        partly.rename(copied)
+        shutil.copytree(folder / "computed", partly)
+        partly.rename(folder / "predicted")
     others: dict[Arm, dict[str, Any]] = {"computed": {}, "predicted": {}, "prefix": {"recipe": "prefix"}}
     return {arm: opened.enter_context(closing(added(arm, **own))) for arm, own in others.items()}
 
@@ -250,21 +249,21 @@ def _predictions(base: KnowledgeBase, most: int, path: Path, progress: Progress)
 
 
 def _predict(base: KnowledgeBase, most: int, progress: Progress) -> None:
-    """Do idle work until so many questions are predicted and answered, or nothing is left to do."""
+    """Do idle work until so many questions are predicted and those that were kept are answered, or nothing is left to do."""
 
     def until(kind: str, done: int, total: int) -> None:
-        kept, waiting = _predicted(base), base.answers.pending(1, ("predicted", "prefilled"))
-        if kind in _PREDICTING and kept >= most and not waiting:
+        made, waiting = _predicted(base), base.answers.pending(1, ("predicted", "prefilled"))
+        if kind in _PREDICTING and made >= most and not waiting:
             raise BackgroundStopped  # before the next round: other wordings of the last one are written
-        progress(f"{kept} of {most} predicted; {kind}", done, total)
+        progress(f"{made} of {most} predicted; {kind}", done, total)
 
     base.idle(until)
 
 
 def _predicted(base: KnowledgeBase) -> int:
-    """Return how many questions were predicted, without other wordings of them."""
-    kept = base.predictions.predicted.totals().predicted
-    return sum(number for origin, number in kept.items() if origin != "paraphrase")
+    """Return how many questions were predicted, dropped ones included, without other wordings of them."""
+    made = base.predictions.predicted.latest(_ALL)
+    return sum(each.origin != "paraphrase" for each in made)
 
 
 def _asked(base: KnowledgeBase, arm: Arm, question: Question, log: PredictionLog) -> PredictionOutcome:
