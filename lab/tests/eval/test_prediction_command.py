@@ -11,7 +11,7 @@ from kvweave.engine.background.budget import Spent
 from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural import questions
-from kvweave_lab.eval.prediction.run import Request, choose
+from kvweave_lab.eval.prediction.run import Request, choose, run
 from kvweave_lab.eval.prediction.systems import Derivation, Prediction, is_same
 
 SERVED = "What does the ticket cost?"
@@ -65,6 +65,30 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     assert again["questions"] == written["questions"]
     refused = command(*words, "--predictions", 2, code=1).stderr
     assert "differ in predictions" in " ".join(refused.split())
+
+
+def test_idle_work_resumes_in_the_middle(small_set, tmp_path, monkeypatch):
+    say, finished = QuestionPredictor.reply, []
+
+    def stopped(own, notes, request, draw):
+        if draw == 6 and not finished.count("stopped"):
+            finished.append("stopped")
+            raise KeyboardInterrupt
+        if "key content" not in request.text:
+            finished.append((tuple(notes), draw))
+        return say(own, notes, request, draw)
+
+    monkeypatch.setattr(QuestionPredictor, "reply", stopped)
+    request = Request(2, 3, examples=0, settings={"recipe": "reuse"})
+    with pytest.raises(KeyboardInterrupt):
+        run(small_set, request, tmp_path / "out")
+    before = finished.index("stopped")
+    assert before > 5
+    figures, _, _, predictions = run(small_set, request, tmp_path / "out")
+    again = set(finished[:before]) & set(finished[before + 1 :])
+    assert {draw for _, draw in again} <= {5}  # the round that was stopped
+    assert {each.question for each in predictions if each.answer} == {SERVED, "What colour is the ferry?"}
+    assert figures.served_by_origin == {"knowledge": 1}
 
 
 def test_documents_that_a_question_links_are_chosen_together(small_set):
