@@ -106,7 +106,8 @@ def _fates(figures: Result) -> str:
     told = f" The matcher says of these pairs: {said}." if within else ""
     return (
         f"Kept: {kept}. Dropped: {dropped}. Of {figures['questions']} questions, {within} have a kept prediction within the "
-        f"threshold.{told} For the others nothing near enough was predicted and kept."
+        f"threshold.{told} The nearest predicted question, dropped ones included, has a cosine of {figures['median_cosine']:.2f} "
+        f"(median) and {figures['greatest_cosine']:.2f} (greatest)."
     )
 
 

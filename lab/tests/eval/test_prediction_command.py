@@ -152,3 +152,4 @@ def test_other_systems_give_the_answer_with_the_nearest_vector_be_it_screened_or
     assert (row.served, row.served_asked, row.wrong, row.worse, row.ready) == (0.25, 0.25, 0.25, 0.25, 0.5)
     assert (row.contains, row.idle_s) == (0.5, 2.0)
     assert 5.0 <= row.mean_s < 5.1
+    assert derived.cosines() == pytest.approx([0.0, 0.0, 0.43589, 0.9])

@@ -8,6 +8,7 @@ are asked. An interrupted run resumes, in idle work too: what is predicted is th
 
 import json
 import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
@@ -106,6 +107,7 @@ class Figures:
         predictions: what each kind of prediction is worth.
         nearest: of the kept question whose vector is nearest to a person's question, within the threshold: how many such pairs
             there are, and what the matcher says of them. What else was asked has no kept question within it.
+        median_cosine, greatest_cosine: of a person's question and the nearest predicted one, dropped ones included.
     """
 
     questions: int
@@ -118,6 +120,8 @@ class Figures:
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
     nearest: dict[str, int]
+    median_cosine: float
+    greatest_cosine: float
 
 
 class PredictionLog(ResultsLog[tuple[str, str], PredictionOutcome]):
@@ -316,6 +320,7 @@ def _figures(
         asked, by_arm["prefix"], computed, predictions, base.encoder.encode, threshold, unscreened
     )
     rows, served = derived.systems(spent)
+    cosines = derived.cosines()
     own = [
         executed(_NAMES[arm], asked, by_arm[arm], computed, spent if arm == "predicted" else {})
         for arm in _NAMES
@@ -331,4 +336,6 @@ def _figures(
         status.dropped,
         status.summaries_dropped,
         derived.nearest(base.answers.matcher),
+        statistics.median(cosines),
+        cosines[-1],
     ), served

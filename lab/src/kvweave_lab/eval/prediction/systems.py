@@ -220,6 +220,13 @@ class Derivation:
         found = next(each for each in self._predicted if each.question == other)
         return self._unscreened(other) if found.answer is None else found.answer
 
+    def cosines(self) -> list[float]:
+        """Return for each question the cosine of the nearest predicted one, dropped ones included; the lowest first."""
+        if not self._predicted:
+            return [0.0] * len(self._asked)
+        vectors = self._encode([each.text for each in self._asked])
+        return sorted(map(float, (vectors @ self._vectors.T).max(axis=1)))
+
     def nearest(self, matcher: Matcher) -> dict[str, int]:
         """Return what a matcher says of each question and the nearest kept prediction, where they are within τ."""
         said = Counter[str]()
