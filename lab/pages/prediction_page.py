@@ -50,7 +50,7 @@ def predicted_questions(result: Result | None) -> str:
     ]
     return "\n\n".join(
         (
-            "\n".join(f"- {line}" for line in _findings(figures, rows)),
+            "\n".join(f"- {line}" for line in _findings(result, rows)),
             f"{figures['questions']} questions of people to {about['documents']} documents of the {about['split']} split, "
             f"{about['settings'].get('model', 'the reference model')}, after a budget of {about['predictions']} predicted questions. "
             f"`{about['command']}`, {about['date']}, {about['commit']}.",
@@ -59,34 +59,59 @@ def predicted_questions(result: Result | None) -> str:
             "those that got a stored answer without the right words, where the computed one has them. *right*: the answer contains one of "
             "the set's. Both rows of kvweave and RAGCache were run; the other rows differ from RAGCache's only in which stored "
             "answers they give, so they are derived from the same run and the same predictions. Their idle work is without other "
-            "wordings, which are kvweave's.",
+            "wordings, which are kvweave's. PerCache would keep the exact KV of predicted prompts too, which is not counted here. No idle time "
+            "passes between questions, so nobody predicts from earlier ones. Times are from one thread of a machine that did other work; each "
+            "arm was asked first as often as the others.",
             "\n".join(table(("idle work", "seconds", "operations"), idle)),
             _fates(figures),
         )
     )
 
 
-def _findings(figures: Result, rows: Mapping[str, Result]) -> list[str]:
+def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
     """Return what the figures say, against the aims."""
+    figures = result["figures"]
     own, without, other, published = (rows[name] for name in (OURS, WITHOUT, BEST_OTHER, PUBLISHED))
+    number, served = figures["questions"], own["served"]
+    sure = wilson_interval(round(served * number), number)
     faster, by_predictions = 1 - own["mean_s"] / other["mean_s"], 1 - own["mean_s"] / without["mean_s"]
     kept, dropped = sum(figures["predicted"].values()), sum(figures["dropped"].values())
-    sure = wilson_interval(round(own["served"] * figures["questions"]), figures["questions"])
+    cosines = f"{figures['median_cosine']:.2f} (median), at most {figures['greatest_cosine']:.2f}"
+    missing = (
+        " So the questions that people ask were not among those predicted, and no matcher had anything to refuse."
+        if not figures["nearest"] and not published["served"]
+        else ""
+    )
+    mine, theirs = _right_alone(result["questions"])
     return [
-        f"**kvweave answers {own['served']:.1%} of people's questions from predictions** ({sure.low:.1%}–{sure.high:.1%}); the aim of {AIM_SERVED:.0%} is "
-        f"{_reached(own['served'] >= AIM_SERVED)}. {own['wrong']:.1%} of all questions got a stored answer that is wrong.",
+        f"**kvweave answers {served:.1%} of people's questions from predictions** ({sure.low:.1%}–{sure.high:.1%}); the aim of "
+        f"{AIM_SERVED:.0%} is {_reached(served >= AIM_SERVED)}. {own['wrong']:.1%} of all questions got a stored answer that is wrong.",
         f"PerCache as published answers {published['served']:.1%} from the same predictions and {published['served_asked']:.1%} from "
-        f"earlier questions. {published['wrong']:.1%} of all questions got a wrong stored answer from it.",
-        f"Idle work took {own['idle_s']:.0f} s: {kept} questions were kept, other wordings included, and {dropped} dropped, "
-        f"{figures['dropped'].get('unsupported', 0)} of them because the model's answer was not the one that its question was made for, or "
-        "is not in the retrieved text. So the model decides what prediction is worth: it does not answer what it asks.",
-        f"kvweave's mean latency is {_compared(faster)} than that of RAGCache + MeanCache; the aim of {AIM_FASTER:.0%} is "
-        f"{_reached(faster >= AIM_FASTER)}. That is KV reused at any position: with predictions the mean is {_compared(by_predictions)} "
-        "than without.",
+        f"earlier questions; {published['wrong']:.1%} of all questions got a wrong stored answer from it. The predicted question that is "
+        f"nearest to a person's has a cosine of {cosines}; answers take 0.85.{missing}",
+        f"Of {kept + dropped} predicted questions, other wordings included, {kept} were kept. "
+        f"{figures['dropped'].get('unsupported', 0)} were dropped since the model's answer was not the one that the question was made for, "
+        "or not in the retrieved text. So it is what the model can ask and answer that limits prediction here.",
+        f"kvweave's mean latency is {_compared(faster)} than that of RAGCache + MeanCache, all decoding alike; the aim of "
+        f"{AIM_FASTER:.0%} is {_reached(faster >= AIM_FASTER)}, by KV that is reused at any position. "
+        + (
+            f"With predictions it is {_compared(by_predictions)} than without."
+            if served
+            else f"Predictions have no part in it: kvweave's two rows differ by {abs(by_predictions):.1%}, which is noise."
+        ),
         f"Right answers: kvweave {own['contains']:.1%}, without predictions {without['contains']:.1%}, RAGCache "
-        f"{rows['RAGCache']['contains']:.1%}, PerCache as published {published['contains']:.1%}. The difference between kvweave and "
-        "RAGCache is what reuse at any position costs in answers here.",
+        f"{rows['RAGCache']['contains']:.1%}, PerCache as published {published['contains']:.1%}. {mine} questions are right with kvweave alone, "
+        f"{theirs} with RAGCache alone, whose prompts are computed with full attention.",
     ]
+
+
+def _right_alone(questions: Sequence[Result]) -> tuple[int, int]:
+    """Return how many questions kvweave answers right and RAGCache does not, and the other way round."""
+    right = {
+        arm: {each["question"] for each in questions if each["arm"] == arm and each["contains"]}
+        for arm in ("predicted", "prefix")
+    }
+    return len(right["predicted"] - right["prefix"]), len(right["prefix"] - right["predicted"])
 
 
 def _reached(reached: bool) -> str:
