@@ -28,6 +28,7 @@ from evaluation_page import (
 )
 from methods_page import methods_page, tasks_page
 from natural_page import parts as natural_parts
+from prediction_page import predicted_questions
 from real_models_page import FILES as REAL_MODEL_FILES
 from real_models_page import parts as real_model_parts
 from reference import reference_pages
@@ -183,6 +184,7 @@ def main() -> None:
             answers,
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
             people=matched_questions(results("lookalikes_people.json")),
+            prediction=predicted_questions(results("prediction.json")),
             lookups=lookups(results("answer_lookup.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),

@@ -6,8 +6,9 @@ from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.engine.background import jobs as background_jobs
 from kvweave.engine.background import prediction as question_prediction
 from kvweave.engine.background.budget import Spent
+from kvweave.engine.background.greedy_reply import counted_rows
 from kvweave.engine.background.paraphrases import Paraphraser, changes_meaning
-from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background.prediction import QuestionPredictor, request_prompt
 from kvweave.engine.background.status import idle_status
 from kvweave.predict.prompts import FewShotPrompts
 from kvweave.predict.worth import LEAST_ASKED, LEAST_WORK
@@ -151,3 +152,26 @@ def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, doc
     (documents / "more.txt").write_text("The lamp on the pier is green.")
     base.add(documents)
     assert base.idle().jobs["paraphrase"] == 1
+
+
+def test_worked_examples_are_computed_once_and_replies_stay_the_same(base):
+    context, options = base._components.request_context(), base._settings.resolve("Answer.", 1)
+
+    def predictor():
+        return QuestionPredictor(
+            lambda: context, base._state.documents, base.answers, base.predictions, options.recipe,
+            options.answer_settings, "Answer.", 0.9, 2,
+        )  # fmt: skip
+
+    request = FewShotPrompts().ask_for("3 May", "When")
+    prompt = request_prompt(context.adapter.template, ["Another note."], request, "Answer.")
+    examples = prompt.spans[1].end
+    assert examples > prompt.tokens / 2
+    replies, rows, own = [], [], predictor()
+    for each in (own, own, predictor()):
+        with counted_rows(context.adapter) as counted:
+            replies.append(each.reply(["Another note."], request, 0))
+        rows.append(counted[0])
+    assert replies[0] == replies[1] == replies[2]
+    # In the last layer only the last row of a prompt goes through attention.
+    assert rows[0] == rows[2] == rows[1] + examples * (context.adapter.geometry.layers - 1)

@@ -12,6 +12,7 @@ from kvweave.predict.filters import (
     is_supported,
     is_unclear,
     keeps_decisive_words,
+    names_answer,
     parse_questions,
     repeats,
     unknown_words,
@@ -53,6 +54,12 @@ class TestParsing:
 
 
 class TestFilters:
+    def test_a_question_that_names_its_answer_asks_for_something_else(self):
+        assert names_answer("Who is Dr Pyne?", "Dr Pyne")
+        assert names_answer("Which Ashenby woman did this?", "Ashenby")
+        assert not names_answer("Which firm did Dr Pyne hire?", "Dr Orrick")
+        assert not names_answer("Who hired the firm?", "")
+
     def test_questions_with_other_names_numbers_or_negation_are_no_duplicates(self):
         asked = "When does Anna arrive in Rome on 3 May?"
         assert is_near_duplicate(asked, "At what time does Anna arrive in Rome on 3 May?", 0.98)
@@ -234,6 +241,10 @@ class TestPassages:
         ]
         assert {each.passage for each in asked} == {self.TEXT.strip()}
         assert answers_in("No name. Nor a number.") == []
+
+    def test_parts_of_dates_and_words_that_only_begin_a_sentence_are_not_asked_for(self):
+        text = "27/5 and then the swarm. She counted six they said, 29, not 30 of them; As if Mrs Ada Marl had seen it at The Bell."
+        assert [each.answer for each in answers_in(text)] == ["29", "30", "Mrs Ada Marl", "Bell"]
 
     def test_those_near_to_questions_come_first(self):
         asked = answers_in(

@@ -114,22 +114,32 @@ class TestNextJob:
     def job(predictions, *chunks, batch_tokens=100):
         return next_job(predictions, chunks, lambda: batch_tokens, lambda: 2)
 
-    def test_batches_of_chunks_then_rounds_from_each_part_then_nothing(self, predictions):
+    def test_a_round_follows_each_batch_and_later_rounds_follow_the_last_then_nothing(self, predictions):
         chunks = (A0, A1, B0)
         assert self.job(predictions, *chunks, batch_tokens=70) == Summarise((A0, A1))
         predictions.summary.put((A0, A1), "About a.")
-        for number in range(ROUNDS_PER_PART):
-            job = self.job(predictions, *chunks)
-            assert isinstance(job, PredictFromDocuments)
-            assert (job.part.text, job.round, job.others) == ("About a.", number, ())
-            predictions.summary.record_round(job.part.id)
+        job = self.job(predictions, *chunks)
+        assert isinstance(job, PredictFromDocuments)
+        assert (job.part.text, job.round, job.others) == ("About a.", 0, ())
+        predictions.summary.record_round(job.part.id)
         assert self.job(predictions, *chunks) == Summarise((B0,))
         predictions.summary.put((B0,), "About b.")
         job = self.job(predictions, *chunks)
         assert (job.part.text, [part.text for part in job.others]) == ("About b.", ["About a."])
-        for _ in range(ROUNDS_PER_PART):
-            predictions.summary.record_round(job.part.id)
+        predictions.summary.record_round(job.part.id)
+        for number in range(1, ROUNDS_PER_PART):
+            for text in ("About a.", "About b."):
+                job = self.job(predictions, *chunks)
+                assert (job.part.text, job.round) == (text, number)
+                predictions.summary.record_round(job.part.id)
         assert self.job(predictions, *chunks) is None
+
+    def test_documents_take_turns(self, predictions):
+        assert self.job(predictions, A0, A1, B0, batch_tokens=30) == Summarise((A0,))
+        predictions.summary.put((A0,), "")
+        assert self.job(predictions, A0, A1, B0, batch_tokens=30) == Summarise((B0,))
+        predictions.summary.put((B0,), "")
+        assert self.job(predictions, A0, A1, B0, batch_tokens=30) == Summarise((A1,))
 
     def test_a_single_chunk_is_summarised_however_long_it_is(self, predictions):
         assert self.job(predictions, A0, A1, batch_tokens=1) == Summarise((A0,))

@@ -3,13 +3,16 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from natural_set import write_set
 
+from kvweave.engine.background.budget import Spent
 from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural import questions
-from kvweave_lab.eval.prediction.run import Request, choose, is_same
+from kvweave_lab.eval.prediction.run import Request, choose, run
+from kvweave_lab.eval.prediction.systems import Derivation, Prediction, is_same
 
 SERVED = "What does the ticket cost?"
 
@@ -38,17 +41,22 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     words = ["eval", "prediction", "--documents", 2, "--predictions", 1, "--examples", 0, "--recipe", "reuse"]
     words += ["--output", tmp_path / "out"]
     shown = command(*words, "--quiet")
-    assert "with predictions" in shown.stdout
+    assert "RAGCache + MeanCache" in shown.stdout
     assert "not to be quoted" in shown.stderr
     written = json.loads((tmp_path / "out" / "prediction.json").read_text())
     figures = written["figures"]
     asked = figures["questions"]
     assert asked >= 2
     assert figures["predicted"] == {"knowledge": 2}
-    assert figures["served"] == pytest.approx(1 / asked)
     assert figures["served_by_origin"] == {"knowledge": 1}
-    assert figures["wrong"] == 0
-    assert figures["idle_flops"] > 0
+    rows = {each["system"]: each for each in figures["systems"]}
+    assert rows["kvweave"]["served"] == pytest.approx(1 / asked)
+    assert rows["kvweave"]["wrong"] == 0
+    assert rows["kvweave"]["idle_flops"] > 0
+    assert rows["kvweave without predictions"]["served"] == rows["RAGCache + MeanCache"]["served"] == 0
+    assert rows["PerCache as published"]["served"] >= 1 / asked
+    assert rows["RAGCache"]["idle_s"] == 0 < rows["RAGCache"]["mean_s"]
+    assert {each["dropped"] for each in written["predicted questions"]} == {None}
     served = [each for each in written["questions"] if each["origin"]]
     assert [(each["arm"], each["served_by"], each["ready"]) for each in served] == [
         ("predicted", SERVED, True)
@@ -57,6 +65,30 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     assert again["questions"] == written["questions"]
     refused = command(*words, "--predictions", 2, code=1).stderr
     assert "differ in predictions" in " ".join(refused.split())
+
+
+def test_idle_work_resumes_in_the_middle(small_set, tmp_path, monkeypatch):
+    say, finished = QuestionPredictor.reply, []
+
+    def stopped(own, notes, request, draw):
+        if draw == 6 and not finished.count("stopped"):
+            finished.append("stopped")
+            raise KeyboardInterrupt
+        if "key content" not in request.text:
+            finished.append((tuple(notes), draw))
+        return say(own, notes, request, draw)
+
+    monkeypatch.setattr(QuestionPredictor, "reply", stopped)
+    request = Request(2, 3, examples=0, settings={"recipe": "reuse"})
+    with pytest.raises(KeyboardInterrupt):
+        run(small_set, request, tmp_path / "out")
+    before = finished.index("stopped")
+    assert before > 5
+    figures, _, _, predictions = run(small_set, request, tmp_path / "out")
+    again = set(finished[:before]) & set(finished[before + 1 :])
+    assert {draw for _, draw in again} <= {5}  # the round that was stopped
+    assert {each.question for each in predictions if each.answer} == {SERVED, "What colour is the ferry?"}
+    assert figures.served_by_origin == {"knowledge": 1}
 
 
 def test_documents_that_a_question_links_are_chosen_together(small_set):
@@ -72,3 +104,52 @@ def test_an_answer_is_the_same_in_other_words_only_if_they_overlap():
     assert is_same("four crowns", "it costs four crowns")
     assert not is_same("four crowns", "nine marks")
     assert is_same("", "")
+
+
+class Outcome:
+    """What an arm computed."""
+
+    def __init__(self, text):
+        self.text, self.origin, self.ready, self.seconds = text, None, False, 10.0
+
+
+def test_other_systems_give_the_answer_with_the_nearest_vector_be_it_screened_or_not():
+    vectors = {
+        "a?": (1, 0),
+        "as a?": (0.9, 0.43589),
+        "b?": (0, 1),
+        "as b?": (0.43589, 0.9),
+        "c?": (-1, 0),
+        "own?": (-1, 0),
+    }
+    asked = [
+        questions.Question(each, each, ("four crowns",), "within", (), "dev")
+        for each in ("as a?", "a?", "as b?", "c?")
+    ]
+    predictions = [
+        Prediction("b?", "knowledge", "unclear", None),
+        Prediction("own?", "paraphrase", None, "another"),
+    ]
+    computed = {"as a?": "four crowns", "a?": "four crowns", "as b?": "four crowns", "c?": "four"}
+    derived = Derivation(
+        asked,
+        {id_: Outcome(text) for id_, text in computed.items()},
+        computed,
+        predictions,
+        lambda texts: np.array([vectors[each] for each in texts], dtype=np.float32),
+        0.85,
+        lambda question: {"b?": "nine marks"}[question],
+    )
+    rows, served = derived.systems({"population": Spent(1, 2.0, 3.0), "paraphrase": Spent(1, 9.0, 9.0)})
+    given = {(each.system, each.question, each.served_by, each.source, each.wrong) for each in served}
+    assert given == {
+        ("RAGCache + MeanCache", "a?", "as a?", "asked", False),
+        ("RAGCache + Sleep-time", "as b?", "b?", "predicted", True),
+        ("PerCache as published", "a?", "as a?", "asked", False),
+        ("PerCache as published", "as b?", "b?", "predicted", True),
+    }
+    row = {each.system: each for each in rows}["PerCache as published"]
+    assert (row.served, row.served_asked, row.wrong, row.worse, row.ready) == (0.25, 0.25, 0.25, 0.25, 0.5)
+    assert (row.contains, row.idle_s) == (0.5, 2.0)
+    assert 5.0 <= row.mean_s < 5.1
+    assert derived.cosines() == pytest.approx([0.0, 0.0, 0.43589, 0.9])

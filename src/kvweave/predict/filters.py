@@ -109,6 +109,12 @@ def is_invented(summary: str, chunks: Sequence[str]) -> bool:
     return len(unknown_words(summary, chunks)) > _MOST_UNKNOWN * len(content)
 
 
+def names_answer(question: str, answer: str) -> bool:
+    """Return whether a question names the answer that it was made for, so that it asks for something else: "Who is Dr Pyne?"."""
+    stems = content_stems([answer])
+    return bool(stems) and stems <= content_stems([question])
+
+
 def is_other_language(text: str, chunks: Iterable[str]) -> bool:
     """Return whether a text is in another language than chunks, by its most frequent words; False if it has none of those."""
     words = [word.casefold() for word in WORD.findall(text)]

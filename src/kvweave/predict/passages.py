@@ -18,13 +18,20 @@ _NUMBER_WORDS: Final = (
     "|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|a hundred|hundred"
 )
 _MONTHS: Final = "January|February|March|April|May|June|July|August|September|October|November|December"
+_TITLES: Final = "Mr|Mrs|Ms|Miss|Dr|Prof|Sir|Sister|Father|Colonel"
+_NO_UNIT: Final = (
+    "and|at|but|by|each|for|from|had|has|have|he|her|his|in|into|is|it|more|not|of|on|only|or|our|out|said|she|so|than|that"
+    "|the|then|there|they|till|to|until|was|we|were|when|which|who|will|with|would|you"
+)
+_NO_NAME: Final = "A|An|And|As|At|But|By|For|From|He|His|If|In|It|No|Not|On|Our|She|That|The|There|They|This|To|We|What|When|You"
 _ANSWER: Final = re.compile(
     rf"""\b\d{{1,2}}(?:st|nd|rd|th)?\s(?:of\s)?(?:{_MONTHS})\b
        | [£$€]\d[\d,.]*\d(?:\s(?:million|thousand))?
-       | \b\d[\d,.:]*\s(?:%|per\scent|[a-z]{{2,}}\b)
-       | \b\d[\d,.:]*\d\b
-       | \b(?:{_NUMBER_WORDS})\s[a-z]{{3,}}\b
-       | (?<=[a-z,;]\s)[A-Z][\w'’-]+(?:\s(?:of\s|the\s)?[A-Z][\w'’-]+)*""",
+       | (?<![\w/.,:])\d[\d,.:]*\s(?:%|per\scent|(?!(?:{_NO_UNIT})\b)[a-z]{{2,}}\b)
+       | (?<![\w/.,:])\d[\d,.:]*\d\b(?!/)
+       | \b(?:{_NUMBER_WORDS})\s(?!(?:{_NO_UNIT})\b)[a-z]{{3,}}\b
+       | \b(?:{_TITLES})\.?(?:\s[A-Z][\w-]+)+
+       | (?<=[a-z,;]\s)(?!(?:{_NO_NAME}|{_MONTHS})\b)[A-Z][\w-]+(?:\s(?:of\s|the\s|&\s)?[A-Z][\w-]+)*""",
     re.VERBOSE,
 )
 
@@ -35,7 +42,7 @@ _OPENINGS: Final = (
     ("What percentage", re.compile(r"%|per\scent")),
     ("How long", re.compile(r"(?:year|month|week|day|hour|minute)s?$")),
     ("How many", re.compile(rf"^(?:\d|(?:{_NUMBER_WORDS})\s)")),
-    ("Who", re.compile(r"^(?:Mr|Mrs|Ms|Miss|Dr|Prof|Sir)\b")),
+    ("Who", re.compile(rf"^(?:{_TITLES})\b")),
     ("Which", re.compile("")),
 )
 """How a question for an answer begins: the first of these that the answer fits."""

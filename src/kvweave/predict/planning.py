@@ -3,6 +3,7 @@
 A job's result changes what is stored, so an interrupted or killed process continues by asking for the next job again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -54,7 +55,10 @@ def next_job(
     max_earlier: Callable[[], int],
     paused: Collection[PredictionOrigin] = (),
 ) -> Job | None:
-    """Return the job that is due, or None: first new questions, then new parts, then the next part.
+    """Return the job that is due, or None: first new questions, then the latest part's first round, then the next part.
+
+    Later rounds wait until every chunk had one, and documents take turns: idle time may end at any moment, and what is predicted
+    by then should be about all of them.
 
     `batch_tokens` and `max_earlier` depend on the model, and calling them may load it. They are called only if needed.
 
@@ -72,18 +76,22 @@ def next_job(
         return PredictFromHistory(earlier, tuple(reversed(parts)), number)
     if "knowledge" in paused:
         return None
-    due = [part for part in parts if part.rounds < ROUNDS_PER_PART]
-    if due:
-        part = min(due, key=lambda each: (each.rounds, each.id))
-        others = tuple(other for other in reversed(parts) if other.id != part.id)
-        return PredictFromDocuments(part, others)
-    missing = predictions.summary.missing(chunks)
-    return Summarise(_batch(missing, batch_tokens())) if missing else None
+    part = min(parts, key=lambda each: (each.rounds, each.id), default=None)
+    missing = predictions.summary.missing(chunks) if part is None or part.rounds else []
+    if missing:
+        return Summarise(_batch(chunks, missing, batch_tokens()))
+    if part is None or part.rounds >= ROUNDS_PER_PART:
+        return None
+    return PredictFromDocuments(part, tuple(other for other in reversed(parts) if other.id != part.id))
 
 
-def _batch(chunks: Sequence[ChunkRef], max_tokens: int) -> tuple[ChunkRef, ...]:
+def _batch(chunks: Sequence[ChunkRef], missing: Sequence[ChunkRef], max_tokens: int) -> tuple[ChunkRef, ...]:
+    """Return missing chunks in reading order, the first ones of the document of which least is covered."""
+    left = set(missing)
+    covered = Counter(chunk.version for chunk in chunks if chunk not in left)
+    first = min(missing, key=lambda chunk: covered[chunk.version])
     batch: list[ChunkRef] = []
-    for chunk in chunks:
+    for chunk in missing[missing.index(first) :]:
         if batch and sum(each.tokens for each in batch) + chunk.tokens > max_tokens:
             break
         batch.append(chunk)

@@ -1,9 +1,10 @@
 """eval prediction: whether predicted questions serve the questions that people ask."""
 
 import datetime
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,9 +17,13 @@ from kvweave_lab.cli.evaluate import MODEL_TEXT, print_notice
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kvweave.engine.state import Progress
     from kvweave_lab.eval.prediction.run import Figures, Request
 SETTINGS = (*opt.MODEL, "embedding_model", "recipe", "chunk_tokens", "top_k")
-"""The settings of both knowledge bases that can be given."""
+"""The settings of the knowledge bases that can be given; one of them has another recipe."""
+
+LINE_S: Final = 20.0
+"""Seconds between lines of progress in a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class PredictionOptions:
     ] = 10
     predictions: Annotated[
         int,
-        typer.Option("--predictions", min=0, help="Idle budget: questions that are predicted and answered."),
+        typer.Option("--predictions", min=0, help="Idle budget: predicted questions, dropped ones included."),
     ] = 60
     split: Annotated[str, typer.Option("--split", help="dev (to tune on) or test (to report).")] = "dev"
     limit: Annotated[
@@ -77,7 +82,7 @@ def prediction(
     quiet: opt.Quiet = False,
 ) -> None:
     """People's questions after a budget of idle work: share served from predictions, wrong answers, latency."""
-    from kvweave.cli.output import STDOUT, print_json, progress_bar
+    from kvweave.cli.output import STDERR, STDOUT, print_json, progress_bar
     from kvweave.engine.facts import facts
     from kvweave_lab.eval.natural.questions import shipped_set
     from kvweave_lab.eval.prediction.run import run
@@ -85,8 +90,11 @@ def prediction(
 
     opt.quiet_libraries()
     request = options.request(model)
-    with bench.temporary_folder(None) as temporary, progress_bar(quiet or json) as progress:
-        figures, outcomes = run(shipped_set(), request, options.output or temporary, progress)
+    logged = not (quiet or json or STDERR.is_terminal)
+    with bench.temporary_folder(None) as temporary, progress_bar(quiet or json or logged) as bar:
+        figures, outcomes, served, predictions = run(
+            shipped_set(), request, options.output or temporary, _lines() if logged else bar
+        )
     content: dict[str, Any] = {
         "about": {
             **bench.environment(),
@@ -96,6 +104,8 @@ def prediction(
         },
         "figures": facts(figures),
         "questions": facts(outcomes),
+        "served": facts(served),
+        "predicted questions": facts(predictions),
     }
     files = []
     if options.output is not None:
@@ -109,27 +119,36 @@ def prediction(
     bench.print_paths(files)
 
 
+def _lines() -> "Progress":
+    """Return a callback that prints how far a stage is, at most every LINE_S seconds: for logs, which show no bar."""
+    from kvweave.cli.output import STDERR
+
+    printed_s = -LINE_S
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal printed_s
+        if time.monotonic() - printed_s >= LINE_S:
+            printed_s = time.monotonic()
+            STDERR.print(f"{time.strftime('%H:%M:%S')} {stage}: {done} of {total}", highlight=False)
+
+    return report
+
+
 def _table(figures: "Figures") -> "Table":
-    """Return the figures of both arms, and in the caption what idle work did."""
+    """Return the systems' rows, and in the caption what idle work did."""
     from kvweave.cli.output import seconds
     from kvweave_lab.report import text_table
 
     kept = ", ".join(f"{number} from {origin}" for origin, number in figures.predicted.items()) or "none"
     dropped = ", ".join(f"{number} {reason}" for reason, number in figures.dropped.items()) or "none"
-    caption = f"{seconds(figures.idle_s)} of idle work; predicted: {kept}; dropped: {dropped}"
+    idle = ", ".join(f"{kind} {seconds(took)}" for kind, took in figures.idle_s.items()) or "none"
     table = text_table(
-        ("", "served", "wrong", "KV ready", "right", "mean"),
+        ("", "predicted", "asked", "wrong", "worse", "KV ready", "right", "mean", "idle"),
         title=f"{figures.questions} questions of people",
-        caption=caption,
+        caption=f"predicted: {kept}; dropped: {dropped}; idle work: {idle}",
     )
-    for arm in figures.mean_s:
-        own = arm == "predicted"
-        table.add_row(
-            "with predictions" if own else "without",
-            f"{figures.served:.1%}" if own else "–",
-            f"{figures.wrong:.1%}" if own else "–",
-            f"{figures.ready[arm]:.1%}",
-            f"{figures.contains[arm]:.1%}",
-            f"{figures.mean_s[arm]:.3f} s",
-        )
+    for each in figures.systems:
+        shares = (each.served, each.served_asked, each.wrong, each.worse, each.ready, each.contains)
+        shown = (f"{share:.1%}" for share in shares)
+        table.add_row(each.system, *shown, f"{each.mean_s:.3f} s", seconds(each.idle_s))
     return table

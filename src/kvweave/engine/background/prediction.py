@@ -17,7 +17,7 @@ from kvweave.engine.answering.generation import Decoded, generate
 from kvweave.engine.answering.kb_question import RequestContext
 from kvweave.engine.answering.settings import within_context
 from kvweave.index.documents import DocumentTable, version_of
-from kvweave.models.plain_prompt import in_blocks
+from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.prompt import PromptTemplate
 from kvweave.predict.filters import (
     NEAR_DUPLICATE_COSINE,
@@ -26,6 +26,7 @@ from kvweave.predict.filters import (
     is_near_duplicate,
     is_other_language,
     is_unclear,
+    names_answer,
     parse_questions,
     repeats,
     unknown_words,
@@ -36,8 +37,10 @@ from kvweave.predict.prompts import PromptSet, Request, prompts_for
 from kvweave.predict.store import DropReason, PredictionStore
 from kvweave.predict.summary import ChunkRef, SummaryPart
 from kvweave.predict.worth import PredictionOrigin
-from kvweave.recipes.recipe import Recipe, run
-from kvweave.types import Prompt, ReplyFormat, TokenizedPrompt
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.names import EXACT
+from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.types import Prompt, ReplyFormat, Span, TokenizedPrompt
 
 BATCH_SHARE: Final = 4
 """A batch of chunks takes at most this fraction (1/4) of the model's context, and so do the summary's parts in a prompt."""
@@ -58,8 +61,17 @@ def request_prompt(
     """Return the tokens of a request about notes; `system` is the knowledge base's own instruction."""
     before = system if request.system is None else request.system
     if request.plain:
-        text = f"{before}{' '.join(notes)}{request.text}"
-        return in_blocks(template.text_ids(text), ReplyFormat(one_line=True))
+        # The worked examples are one span, the same before all notes; the space after them belongs to the notes' first token.
+        shown = before.rstrip(" ")
+        text = f"{before[len(shown) :]}{' '.join(notes)}{request.text}"
+        head, rest = template.text_ids(shown), template.tokenize(text)
+        end = len(head) + len(rest)
+        spans = (
+            Span("system", 0, 0),
+            Span("chunk", 0, len(head), 0),
+            Span("question", len(head), end),
+        )
+        return TokenizedPrompt((*head, *rest), spans, (len(head), end), ReplyFormat(one_line=True))
     return template.render(Prompt(request.text, tuple(notes), before, several_lines=True))
 
 
@@ -122,6 +134,7 @@ class QuestionPredictor:
         self._threshold = threshold
         self._stride = stride
         self._paused = paused
+        self._examples = MemoryStore()  # the KV of worked examples, which stand before all notes
 
     def next_job(self) -> Job | None:
         """Return the next job, or None; loads no model if there is none."""
@@ -264,7 +277,11 @@ class QuestionPredictor:
         most = min(most, limit - prompt.tokens)
         if most < 1:
             return ""
-        result = run(self._recipe, adapter, context.store, prompt)
+        if request.plain:
+            result = run(recipe_named(EXACT), adapter, self._examples, prompt)
+            remember(result)
+        else:
+            result = run(self._recipe, adapter, context.store, prompt)
         decoded = Decoded()
         for _ in generate(
             adapter,
@@ -294,7 +311,8 @@ class QuestionPredictor:
             for question in map(clean_text, parse_questions(text, self._per_reply)):
                 candidate = self._candidate(question, new)
                 if candidate is not None:
-                    new.append(replace(candidate, answer=answer))
+                    dropped = candidate.dropped or ("unsupported" if names_answer(question, answer) else None)
+                    new.append(replace(candidate, dropped=dropped, answer=answer))
         versions = frozenset(version for part in parts for version in part.versions)
         with self._answers.transaction():
             if not versions <= self._documents.visible_versions() or not done():

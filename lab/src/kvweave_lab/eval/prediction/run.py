@@ -1,12 +1,17 @@
-"""One run: two knowledge bases of the same documents, one of which predicts; people's questions to both; what was served.
+"""One run: three knowledge bases of the same documents, one of which predicts; people's questions to all; what was served.
 
-Both go the product's way, and are asked in turn. The answers of the knowledge base without predictions are those of full
-computation. People's questions are never shown to the model before they are asked.
+All go the product's way, and are asked in turn: kvweave without predictions, kvweave with them, and the recipe that reuses
+exact prefixes alone (RAGCache's reuse). Other systems differ from the last only in which stored answers they give, so they
+are derived from its answers and from the same predictions (`systems.py`). People's questions are never shown to the model before they
+are asked. An interrupted run resumes, in idle work too: what is predicted is the knowledge base's own.
 """
 
+import json
+import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,19 +22,28 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
 from kvweave.results import Answer
-from kvweave_lab.eval.metrics import f1, normalized
 from kvweave_lab.eval.natural.prompts import MAX_NEW_TOKENS, instruction
 from kvweave_lab.eval.natural.questions import UNANSWERABLE, Question, QuestionSet
+from kvweave_lab.eval.prediction.systems import (
+    Derivation,
+    Prediction,
+    Served,
+    SystemFigures,
+    contains,
+    executed,
+)
 from kvweave_lab.results_log import ResultsLog
 
-Arm = Literal["computed", "predicted"]
-ARMS: Final[tuple[Arm, ...]] = ("computed", "predicted")
+Arm = Literal["computed", "predicted", "prefix", "unscreened"]
+ARMS: Final[tuple[Arm, ...]] = ("computed", "predicted", "prefix")
+"""What is asked; `unscreened` are answers to predicted questions that kvweave has dropped and another system would give."""
 
-SAME_F1: Final = 0.5
-"""A served answer is wrong if it has a lower F1 with the computed one."""
-
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PREDICTING: Final = ("abstract", "prediction")
+_BASE: Final = "documents"
+_ALL: Final = 1_000_000
+_PREDICTIONS: Final = "predictions.json"
+_NAMES: Final[dict[Arm, str]] = {"computed": "kvweave without predictions", "predicted": "kvweave"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ class PredictionOutcome:
     """One question of a person in one arm.
 
     Attributes:
-        arm: computed or predicted.
+        arm: one of ARMS, or unscreened.
         question: its id.
         text: the answer.
         origin: what the question whose stored answer was given was predicted from; None if the answer was computed.
@@ -85,29 +99,29 @@ class Figures:
     """What all questions say.
 
     Attributes:
-        questions: how many were asked in each arm.
-        served: share that got the answer of a predicted question, and `served_by_origin` of which kind.
-        ready: share whose chunk KV was all there, by arm; served ones included.
-        wrong: share of all questions that got an answer which is not the computed one.
-        contains: share of answers that contain one of the set's, by arm.
-        mean_s: mean seconds, by arm.
-        idle_s, idle_flops: idle work of the predicting arm.
-        predictions: what each kind of prediction is worth, and `dropped` why questions were dropped.
+        questions: how many were asked.
+        systems: each system's row.
+        served_by_origin: questions that kvweave answered from predictions, by what these were predicted from.
+        idle_s, idle_flops: idle work by kind.
+        predicted: questions that were kept, by origin; `dropped` why others were not, and `summaries_dropped` likewise.
+        predictions: what each kind of prediction is worth.
+        nearest: of the kept question whose vector is nearest to a person's question, within the threshold: how many such pairs
+            there are, and what the matcher says of them. What else was asked has no kept question within it.
+        median_cosine, greatest_cosine: of a person's question and the nearest predicted one, dropped ones included.
     """
 
     questions: int
-    served: float
+    systems: tuple[SystemFigures, ...]
     served_by_origin: dict[str, int]
-    ready: dict[str, float]
-    wrong: float
-    contains: dict[str, float]
-    mean_s: dict[str, float]
-    idle_s: float
-    idle_flops: float
+    idle_s: dict[str, float]
+    idle_flops: dict[str, float]
     predicted: dict[str, int]
     predictions: dict[str, PredictionStatus]
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
+    nearest: dict[str, int]
+    median_cosine: float
+    greatest_cosine: float
 
 
 class PredictionLog(ResultsLog[tuple[str, str], PredictionOutcome]):
@@ -146,24 +160,31 @@ def choose(content: QuestionSet, request: Request) -> tuple[list[str], list[Ques
 
 def run(
     content: QuestionSet, request: Request, folder: Path, progress: Progress = no_progress
-) -> tuple[Figures, list[PredictionOutcome]]:
-    """Run or resume it in a folder; raises InvalidRequest for a folder of another run, and as `choose`."""
+) -> tuple[Figures, list[PredictionOutcome], list[Served], list[Prediction]]:
+    """Run or resume it in a folder; raises InvalidRequest for a folder of another run, and as `choose`.
+
+    Returns the figures, what the arms answered, what the derived systems served, and what was predicted.
+    """
     names, asked = choose(content, request)
     with PredictionLog(folder, _configuration(names, request)) as log, ExitStack() as opened:
-        bases = {
-            arm: opened.enter_context(closing(_open(arm, names, content, request, folder, progress)))
-            for arm in ARMS
-        }
-        if any(log.get(("predicted", question.id)) is None for question in asked):
-            _predict(bases["predicted"], request.predictions, progress)
+        bases = _open_all(names, content, request, folder, progress, opened)
+        predictions = _predictions(bases["predicted"], request.predictions, folder / _PREDICTIONS, progress)
         outcomes: list[PredictionOutcome] = []
         for number, question in enumerate(asked):
             progress("questions", number, len(asked))
-            # In turn, and each one first as often as the other: the machine's load changes.
-            for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+            # In turn, and each one first as often as the others: the machine's load changes.
+            first = number % len(ARMS)
+            for arm in (*ARMS[first:], *ARMS[:first]):
                 outcomes.append(_asked(bases[arm], arm, question, log))
         progress("questions", len(asked), len(asked))
-        return _figures(outcomes, bases["predicted"]), outcomes
+
+        def unscreened(question: str) -> str:
+            return _asked(
+                bases["predicted"], "unscreened", Question(question, question, (), "", (), ""), log
+            ).text
+
+        figures, served = _figures(asked, outcomes, predictions, bases["predicted"], unscreened)
+        return figures, outcomes, served, predictions
 
 
 def _configuration(names: Sequence[str], request: Request) -> dict[str, Any]:
@@ -176,10 +197,15 @@ def _configuration(names: Sequence[str], request: Request) -> dict[str, Any]:
     }
 
 
-def _open(
-    arm: Arm, names: Sequence[str], content: QuestionSet, request: Request, folder: Path, progress: Progress
-) -> KnowledgeBase:
-    """Return the knowledge base of an arm with the documents in it."""
+def _open_all(
+    names: Sequence[str],
+    content: QuestionSet,
+    request: Request,
+    folder: Path,
+    progress: Progress,
+    opened: ExitStack,
+) -> dict[Arm, KnowledgeBase]:
+    """Return the knowledge bases of the arms with the documents in them, to be closed with `opened`."""
     for name in names:
         path = folder / "documents" / name
         if not path.exists():
@@ -188,42 +214,69 @@ def _open(
     system = instruction(request.examples)
     if system is not None:
         settings["system"] = system
-    base = open_knowledge_base(arm, home=folder / "home", **settings)
-    try:
-        base.add(folder / "documents", progress=progress)
-    except BaseException:
-        base.close()
-        raise
-    return base
+
+    def added(arm: Arm, **others: Any) -> KnowledgeBase:
+        base = open_knowledge_base(_BASE, home=folder / arm, **{**settings, **others})
+        try:
+            base.add(folder / "documents", progress=progress)
+        except BaseException:
+            base.close()
+            raise
+        return base
+
+    if not (folder / "predicted").exists():
+        added("computed").close()  # the other one has the same KV, which is computed once
+        partly = folder / "predicted-partly"
+        shutil.rmtree(partly, ignore_errors=True)
+        shutil.copytree(folder / "computed", partly)
+        partly.rename(folder / "predicted")
+    others: dict[Arm, dict[str, Any]] = {"computed": {}, "predicted": {}, "prefix": {"recipe": "prefix"}}
+    return {arm: opened.enter_context(closing(added(arm, **own))) for arm, own in others.items()}
+
+
+def _predictions(base: KnowledgeBase, most: int, path: Path, progress: Progress) -> list[Prediction]:
+    """Return what idle work has predicted and answered before the first question; do what is left of it."""
+    if not path.exists():
+        _predict(base, most, progress)
+        settings = dict(base.answers.most_used())
+        answers = {
+            question: found.text
+            for question, own in settings.items()
+            if (found := base.answers.stored(question, own)) is not None
+        }
+        made = [
+            Prediction(each.question, each.origin, each.dropped, answers.get(each.question))
+            for each in base.predictions.predicted.latest(_ALL)
+        ]
+        write_atomically(path, [json.dumps([asdict(each) for each in made], indent=2).encode()])
+    return [Prediction(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def _predict(base: KnowledgeBase, most: int, progress: Progress) -> None:
-    """Do idle work until so many questions are predicted and answered, or nothing is left to do."""
+    """Do idle work until so many questions are predicted and those that were kept are answered, or nothing is left to do."""
 
     def until(kind: str, done: int, total: int) -> None:
-        waiting = base.answers.pending(1, ("predicted", "prefilled"))
-        if kind in _PREDICTING and _predicted(base) >= most and not waiting:
-            raise BackgroundStopped
-        progress(kind, done, total)
+        made, waiting = _predicted(base), base.answers.pending(1, ("predicted", "prefilled"))
+        if kind in _PREDICTING and made >= most and not waiting:
+            raise BackgroundStopped  # before the next round: other wordings of the last one are written
+        progress(f"{made} of {most} predicted; {kind}", done, total)
 
     base.idle(until)
 
 
 def _predicted(base: KnowledgeBase) -> int:
-    """Return how many questions were predicted, without other wordings of them."""
-    kept = base.predictions.predicted.totals().predicted
-    return sum(number for origin, number in kept.items() if origin != "paraphrase")
+    """Return how many questions were predicted, dropped ones included, without other wordings of them."""
+    made = base.predictions.predicted.latest(_ALL)
+    return sum(each.origin != "paraphrase" for each in made)
 
 
 def _asked(base: KnowledgeBase, arm: Arm, question: Question, log: PredictionLog) -> PredictionOutcome:
     """Return the outcome of a question; ask it if the log lacks it."""
     outcome = log.get((arm, question.id))
     if outcome is None:
-        answer = base.ask(question.text)
-        if (
-            arm == "computed" and answer.plan.cache_hit is not None
-        ):  # of an earlier question that reads the same
-            answer = base.ask(question.text, cache="refresh")
+        answer = base.ask(question.text, cache="off" if arm == "unscreened" else "use")
+        if arm in ("computed", "prefix") and answer.plan.cache_hit is not None:
+            answer = base.ask(question.text, cache="refresh")  # an earlier question reads the same
         outcome = _outcome(arm, question, answer, base.predictions.predicted.origin_of)
         log.add(outcome)
     return outcome
@@ -236,7 +289,6 @@ def _outcome(
     chunks = [span for span in answer.plan.spans if span.kind == "chunk"]
     tokens = sum(span.tokens for span in chunks)
     exact = sum(span.tokens for span in chunks if span.origin == "exact")
-    said = normalized(answer.text)
     return PredictionOutcome(
         arm,
         question.id,
@@ -246,38 +298,44 @@ def _outcome(
         all(span.origin != "fresh" for span in chunks),
         exact / tokens if tokens else 1.0,
         answer.timing.total_s,
-        any(normalized(each) in said for each in question.answers),
+        contains(answer.text, question),
     )
 
 
-def _figures(outcomes: Sequence[PredictionOutcome], base: KnowledgeBase) -> Figures:
-    by_arm = {arm: [each for each in outcomes if each.arm == arm] for arm in ARMS}
-    computed = {each.question: each.text for each in by_arm["computed"]}
-    served = [each for each in by_arm["predicted"] if each.origin not in (None, "asked")]
-    wrong = [each for each in served if not is_same(each.text, computed[each.question])]
-    number, status = len(by_arm["predicted"]), idle_status(base)
-    origins = [each.origin or "" for each in served]
+def _figures(
+    asked: Sequence[Question],
+    outcomes: Sequence[PredictionOutcome],
+    predictions: Sequence[Prediction],
+    base: KnowledgeBase,
+    unscreened: Callable[[str], str],
+) -> tuple[Figures, list[Served]]:
+    by_arm = {arm: {each.question: each for each in outcomes if each.arm == arm} for arm in ARMS}
+    computed = {id_: each.text for id_, each in by_arm["computed"].items()}
+    status, spent = idle_status(base), base.background_budget.totals()
+    threshold = base.config.answers.answer_threshold
+    origins = [
+        each.origin or "" for each in by_arm["predicted"].values() if each.origin not in (None, "asked")
+    ]
+    derived = Derivation(
+        asked, by_arm["prefix"], computed, predictions, base.encoder.encode, threshold, unscreened
+    )
+    rows, served = derived.systems(spent)
+    cosines = derived.cosines()
+    own = [
+        executed(_NAMES[arm], asked, by_arm[arm], computed, spent if arm == "predicted" else {})
+        for arm in _NAMES
+    ]
     return Figures(
-        number,
-        len(served) / number,
+        len(asked),
+        (*own, *rows),
         {origin: origins.count(origin) for origin in dict.fromkeys(origins)},
-        {arm: _mean([float(each.ready) for each in own]) for arm, own in by_arm.items()},
-        len(wrong) / number,
-        {arm: _mean([float(each.contains) for each in own]) for arm, own in by_arm.items()},
-        {arm: _mean([each.seconds for each in own]) for arm, own in by_arm.items()},
-        status.spent.seconds,
-        status.spent.flops,
+        {kind: each.seconds for kind, each in spent.items()},
+        {kind: each.flops for kind, each in spent.items()},
         base.predictions.predicted.totals().predicted,
         status.predictions,
         status.dropped,
         status.summaries_dropped,
-    )
-
-
-def is_same(served: str, computed: str) -> bool:
-    """Return whether a served answer is the computed one: the same words but for articles and signs, or an F1 of SAME_F1."""
-    return normalized(served) == normalized(computed) or f1(served, computed) >= SAME_F1
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+        derived.nearest(base.answers.matcher),
+        statistics.median(cosines),
+        cosines[-1],
+    ), served

@@ -1,0 +1,140 @@
+"""The generated part of lab/docs/answer-cache.md about predicted questions: what follows, the systems, and what became of predictions."""
+
+from collections.abc import Mapping, Sequence
+
+from markdown_parts import NOT_MEASURED, Result, table
+
+from kvweave_lab.eval.question_matching import wilson_interval
+
+OURS, WITHOUT, BEST_OTHER, PUBLISHED = (
+    "kvweave",
+    "kvweave without predictions",
+    "RAGCache + MeanCache",
+    "PerCache as published",
+)
+AIM_SERVED, AIM_FASTER = 0.15, 0.30
+
+
+def predicted_questions(result: Result | None) -> str:
+    """Return what people's questions got from predictions; from `kvweave eval prediction`."""
+    if result is None:
+        return NOT_MEASURED
+    about, figures = result["about"], result["figures"]
+    rows = {each["system"]: each for each in figures["systems"]}
+    names = (
+        "",
+        "served from predictions",
+        "from earlier questions",
+        "wrong",
+        "worse",
+        "KV ready",
+        "right",
+        "mean",
+        "idle",
+    )
+    shown = [
+        (
+            each["system"],
+            *(
+                f"{each[name]:.1%}"
+                for name in ("served", "served_asked", "wrong", "worse", "ready", "contains")
+            ),
+            f"{each['mean_s']:.2f} s",
+            f"{each['idle_s']:.0f} s, {each['idle_flops'] / 1e12:.1f} TFLOP" if each["idle_s"] else "–",
+        )
+        for each in figures["systems"]
+    ]
+    idle = [
+        (kind, f"{took:.0f} s", f"{figures['idle_flops'][kind] / 1e12:.2f} TFLOP")
+        for kind, took in figures["idle_s"].items()
+    ]
+    return "\n\n".join(
+        (
+            "\n".join(f"- {line}" for line in _findings(result, rows)),
+            f"{figures['questions']} questions of people to {about['documents']} documents of the {about['split']} split, "
+            f"{about['settings'].get('model', 'the reference model')}, after a budget of {about['predictions']} predicted questions. "
+            f"`{about['command']}`, {about['date']}, {about['commit']}.",
+            "\n".join(table(names, shown)),
+            "*wrong*: of all questions, those that got a stored answer which is not the one that the model computes for them. *worse*: "
+            "those that got a stored answer without the right words, where the computed one has them. *right*: the answer contains one of "
+            "the set's. Both rows of kvweave and RAGCache were run; the other rows differ from RAGCache's only in which stored "
+            "answers they give, so they are derived from the same run and the same predictions. Their idle work is without other "
+            "wordings, which are kvweave's. PerCache would keep the exact KV of predicted prompts too, which is not counted here. No idle time "
+            "passes between questions, so nobody predicts from earlier ones. Times are from one thread of a machine that did other work; each "
+            "arm was asked first as often as the others.",
+            "\n".join(table(("idle work", "seconds", "operations"), idle)),
+            _fates(figures),
+        )
+    )
+
+
+def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
+    """Return what the figures say, against the aims."""
+    figures = result["figures"]
+    own, without, other, published = (rows[name] for name in (OURS, WITHOUT, BEST_OTHER, PUBLISHED))
+    number, served = figures["questions"], own["served"]
+    sure = wilson_interval(round(served * number), number)
+    faster, by_predictions = 1 - own["mean_s"] / other["mean_s"], 1 - own["mean_s"] / without["mean_s"]
+    kept, dropped = sum(figures["predicted"].values()), sum(figures["dropped"].values())
+    cosines = f"{figures['median_cosine']:.2f} (median), at most {figures['greatest_cosine']:.2f}"
+    missing = (
+        " So the questions that people ask were not among those predicted, and no matcher had anything to refuse."
+        if not figures["nearest"] and not published["served"]
+        else ""
+    )
+    mine, theirs = _right_alone(result["questions"])
+    return [
+        f"**kvweave answers {served:.1%} of people's questions from predictions** ({sure.low:.1%}–{sure.high:.1%}); the aim of "
+        f"{AIM_SERVED:.0%} is {_reached(served >= AIM_SERVED)}. {own['wrong']:.1%} of all questions got a stored answer that is wrong.",
+        f"PerCache as published answers {published['served']:.1%} from the same predictions and {published['served_asked']:.1%} from "
+        f"earlier questions; {published['wrong']:.1%} of all questions got a wrong stored answer from it. The predicted question that is "
+        f"nearest to a person's has a cosine of {cosines}; answers take 0.85.{missing}",
+        f"Of {kept + dropped} predicted questions, other wordings included, {kept} were kept. "
+        f"{figures['dropped'].get('unsupported', 0)} were dropped since the model's answer was not the one that the question was made for, "
+        "or not in the retrieved text. So it is what the model can ask and answer that limits prediction here.",
+        f"kvweave's mean latency is {_compared(faster)} than that of RAGCache + MeanCache, all decoding alike; the aim of "
+        f"{AIM_FASTER:.0%} is {_reached(faster >= AIM_FASTER)}, by KV that is reused at any position. "
+        + (
+            f"With predictions it is {_compared(by_predictions)} than without."
+            if served
+            else f"Predictions have no part in it: kvweave's two rows differ by {abs(by_predictions):.1%}, which is noise."
+        ),
+        f"Right answers: kvweave {own['contains']:.1%}, without predictions {without['contains']:.1%}, RAGCache "
+        f"{rows['RAGCache']['contains']:.1%}, PerCache as published {published['contains']:.1%}. {mine} questions are right with kvweave alone, "
+        f"{theirs} with RAGCache alone, whose prompts are computed with full attention.",
+    ]
+
+
+def _right_alone(questions: Sequence[Result]) -> tuple[int, int]:
+    """Return how many questions kvweave answers right and RAGCache does not, and the other way round."""
+    right = {
+        arm: {each["question"] for each in questions if each["arm"] == arm and each["contains"]}
+        for arm in ("predicted", "prefix")
+    }
+    return len(right["predicted"] - right["prefix"]), len(right["prefix"] - right["predicted"])
+
+
+def _reached(reached: bool) -> str:
+    return "reached" if reached else "not reached"
+
+
+def _compared(faster: float) -> str:
+    return f"{faster:.1%} lower" if faster >= 0 else f"{-faster:.1%} higher"
+
+
+def _fates(figures: Result) -> str:
+    """Return what became of predicted questions, and what the matcher says of the nearest ones."""
+    kept = _listed([f"{number} from {origin}" for origin, number in figures["predicted"].items()])
+    dropped = _listed([f"{number} {reason}" for reason, number in figures["dropped"].items()])
+    within = sum(figures["nearest"].values())
+    said = _listed([f"{number} {said}" for said, number in figures["nearest"].items()])
+    told = f" The matcher says of these pairs: {said}." if within else ""
+    return (
+        f"Kept: {kept}. Dropped: {dropped}. Of {figures['questions']} questions, {within} have a kept prediction within the "
+        f"threshold.{told} The nearest predicted question, dropped ones included, has a cosine of {figures['median_cosine']:.2f} "
+        f"(median) and {figures['greatest_cosine']:.2f} (greatest)."
+    )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return ", ".join(parts) or "none"
