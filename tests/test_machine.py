@@ -116,11 +116,13 @@ def test_a_number_that_the_user_chose_stays(monkeypatch):
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
-def test_few_shapes_are_kept_unless_the_user_chose_a_number(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"), ("LRU_CACHE_CAPACITY", "8")]
+)
+def test_few_shapes_are_kept_unless_the_user_chose_a_number(monkeypatch, name, shapes):
     monkeypatch.delenv(name, raising=False)
     threads.respect_cpu_limits()
-    assert os.environ[name] == "128"
+    assert os.environ[name] == shapes
     monkeypatch.setenv(name, "7")
     threads.respect_cpu_limits()
     assert os.environ[name] == "7"

@@ -137,7 +137,7 @@ def _groups(controller: str, root: Path, own: Path) -> Iterator[tuple[int, Path]
             folder = folder.parent
 
 
-def return_freed_memory(every_s: float = 60.0) -> None:
+def return_freed_memory(every_s: float = 10.0) -> None:
     """From now on, let what threads free be used by the others and by the system; does nothing without glibc.
 
     By default nearly each of a server's threads has an arena of its own and keeps what it freed. Tensors of some megabytes

@@ -23,11 +23,11 @@ from kvweave.machine import cpu_limits
 _LOG = logging.getLogger(__name__)
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables by which users choose the number themselves."""
-_SHAPES_KEPT: Final = "128"
-_KEPT_BY_SHAPE: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_SHAPES_KEPT: Final = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "8"}
 """How many shapes of half-precision products keep what was made for them: compiled kernels in oneDNN, of more than a megabyte,
 and descriptions in every thread of PyTorch, of 260 kB. Both keep those of 1,024 shapes by themselves. A server's passes have any
-number of rows: it grew by gigabytes. Decoding comes back to a few dozen shapes.
+number of rows: it grew by gigabytes. Decoding comes back to a few dozen shapes; a description is made again in microseconds where
+the kernel is there.
 """
 
 
@@ -40,8 +40,8 @@ def respect_cpu_limits() -> int:
     """
     import torch  # loaded only where something is computed
 
-    for name in _KEPT_BY_SHAPE:
-        os.environ.setdefault(name, _SHAPES_KEPT)
+    for name, shapes in _SHAPES_KEPT.items():
+        os.environ.setdefault(name, shapes)
     current, limits = torch.get_num_threads(), cpu_limits()
     defaults = {limits.cores, psutil.cpu_count(logical=False), psutil.cpu_count(), os.cpu_count()}
     chosen = any(os.environ.get(name) for name in VARIABLES) or current not in defaults
