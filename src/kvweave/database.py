@@ -23,7 +23,7 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, Stor
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
 _CACHE_KIB = 256
-"""Of pages in each connection. A server has one for each thread and knowledge base, hundreds of them, and SQLite's default of
+"""Of pages in each connection. A server has one for each thread and knowledge base, dozens of them, and SQLite's default of
 2 MB would fill with time. The system keeps the files' pages anyway.
 """
 

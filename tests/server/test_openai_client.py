@@ -201,6 +201,12 @@ def test_embeddings_are_those_of_the_embedding_model(client, served):
     assert found.usage.total_tokens > 4
 
 
+def test_token_ids_of_another_tokenizer_are_not_embedded(client):
+    for ids in ([1, 2, 3], [[1, 2, 3]]):
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+            client.embeddings.create(model="all-MiniLM-L6-v2", input=ids)
+
+
 def test_models_are_listed(client):
     names = [model.id for model in client.models.list()]
     assert names == ["reference", "all-MiniLM-L6-v2"]

@@ -104,6 +104,16 @@ def test_systems_are_compared_with_the_baseline_at_the_same_time():
     assert (found["full"].requests_per_s, found["full"].of_baseline) == (None, None)
 
 
+def test_without_times_the_baseline_has_a_figure_at_each_of_its_own():
+    tails = (2.00049, 6.12345678)  # digits that rounding would lose
+    phases = [phase("prefix", rate, tail, rate) for rate, tail in zip((0.1, 0.2), tails, strict=True)]
+    found = at_equal_ttft(phases, "prefix")
+    assert [(row.ttft_s, row.requests_per_s, row.of_baseline) for row in found] == [
+        (tails[0], pytest.approx(0.1), 1.0),
+        (tails[1], pytest.approx(0.2), 1.0),
+    ]
+
+
 def test_rates_beyond_two_that_saturate_a_system_are_left_out():
     saturated = [phase("full", 0.2, 9.0, 0.1), phase("full", 0.4, 9.0, 0.1)]
     assert not _saturated(saturated[:1], "full", seed=0)

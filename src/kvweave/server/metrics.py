@@ -22,7 +22,7 @@ VLLM: Final = (
     "num_requests_running",
     "num_requests_waiting",
     "time_to_first_token_seconds",
-    "time_per_output_token_seconds",
+    "request_time_per_output_token_seconds",
     "e2e_request_latency_seconds",
     "prompt_tokens",
     "generation_tokens",
@@ -59,7 +59,9 @@ class Metrics:
             "time_to_first_token_seconds", "Time to the first piece of an answer.", SECONDS
         )
         self.per_token_s = self._histogram(
-            "time_per_output_token_seconds", "Time per token after the first.", TOKEN_SECONDS
+            "request_time_per_output_token_seconds",
+            "Mean time per token after the first, of each answer.",
+            TOKEN_SECONDS,
         )
         self.latency_s = self._histogram("e2e_request_latency_seconds", "Time of a whole request.", SECONDS)
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from kvweave.server.errors import ApiError
 from kvweave.server.events import collect
@@ -26,6 +27,18 @@ class EmbeddingFields(Fields):
     input: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=2048)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _are_texts(cls, given: Any) -> Any:
+        """Refuse token ids: clients make them with the tokenizer of another model."""
+        if isinstance(given, list) and any(isinstance(each, int | list) for each in given):
+            raise PydanticCustomError(
+                "token_ids",
+                "it must be text, or a list of texts, not token ids; with LangChain's OpenAIEmbeddings, set "
+                "check_embedding_ctx_length=False",
+            )
+        return given
 
 
 @router.post("/v1/embeddings")

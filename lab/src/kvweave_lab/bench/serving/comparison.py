@@ -260,15 +260,6 @@ class _Run:
 
 def _result(settings: ServeSettings, phases: list[Phase]) -> ServeBench:
     """Return everything that was measured."""
-    targets = settings.ttft_targets_s or tuple(
-        sorted(
-            {
-                round(one.ttft_p95_of_all, 3)
-                for one in phases
-                if one.system == BASELINE and one.ttft_p95_of_all
-            }
-        )
-    )
     names = [name for name in settings.systems if any(one.system == name for one in phases)]
     own = {name: [one for one in phases if one.system == name] for name in names}
     prompts = {name: _sum(own[name], "prompt_tokens") for name in names}
@@ -278,7 +269,7 @@ def _result(settings: ServeSettings, phases: list[Phase]) -> ServeBench:
         {name: prompts[name] / max(1, _sum(own[name], "answered")) for name in names},
         {name: _sum(own[name], "cached_tokens") / max(1, prompts[name]) for name in names},
         phases,
-        at_equal_ttft(phases, BASELINE, targets),
+        at_equal_ttft(phases, BASELINE, settings.ttft_targets_s),
     )
 
 

@@ -131,12 +131,15 @@ class AtEqualTtft:
     of_baseline: float | None
 
 
-def at_equal_ttft(phases: Sequence[Phase], baseline: str, targets_s: Sequence[float]) -> list[AtEqualTtft]:
-    """Return a row for each time and system, for comparison with the baseline."""
+def at_equal_ttft(
+    phases: Sequence[Phase], baseline: str, targets_s: Sequence[float] = ()
+) -> list[AtEqualTtft]:
+    """Return a row for each time and system, for comparison with the baseline; without times, for those of its own rates."""
     curves = {name: curve(phases, name) for name in dict.fromkeys(phase.system for phase in phases)}
+    own = curves.get(baseline, [])
     rows: list[AtEqualTtft] = []
-    for target in targets_s:
-        base = throughput_within(curves.get(baseline, []), target)[0]
+    for target in targets_s or sorted({tail for tail, _ in own if tail is not None}):
+        base = throughput_within(own, target)[0]
         for name, points in curves.items():
             served, at_least = throughput_within(points, target)
             ratio = served / base if served and base else None
