@@ -143,7 +143,8 @@ def return_freed_memory(every_s: float = 10.0) -> None:
     By default nearly each of a server's threads has an arena of its own and keeps what it freed. Tensors of some megabytes
     lie between small ones there, so that the gaps that they leave are not returned: under load, both together were more than
     half of the process, and it went on growing. So there are two arenas, tensors of 4 MiB and more have mappings of their
-    own, and a thread returns the gaps every so often. A setting whose environment variable is there stays.
+    own, and a thread returns the gaps every so often. A setting whose environment variable is there stays, and all do where
+    GLIBC_TUNABLES has any of them.
     """
     if sys.platform != "linux":
         return
@@ -151,7 +152,7 @@ def return_freed_memory(every_s: float = 10.0) -> None:
     if not hasattr(libc, "malloc_trim"):  # another C library
         return
     for variable, (option, value) in _MALLOC.items():
-        if variable not in os.environ:
+        if variable not in os.environ and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
             libc.mallopt(option, value)
 
     def trim() -> None:

@@ -223,6 +223,15 @@ class TestPassages:
         assert all(each.endswith(".") and len(each.split()) < 2 * PASSAGE_WORDS for each in found)
         assert " ".join(found).split() == (self.TEXT * 6).split()
 
+    def test_names_with_apostrophes_are_whole(self):
+        text = "They asked Mr O'Neill, and Anna O\u2019Brien took Anna's key to Lower Fenwick."
+        assert [each.answer for each in answers_in(text)] == [
+            "Mr O'Neill",
+            "Anna O\u2019Brien",
+            "Anna",
+            "Lower Fenwick",
+        ]
+
     def test_names_numbers_and_dates_are_what_can_be_asked_for(self):
         asked = answers_in(self.TEXT)
         assert [each.answer for each in asked] == [

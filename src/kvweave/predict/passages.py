@@ -24,14 +24,15 @@ _NO_UNIT: Final = (
     "|the|then|there|they|till|to|until|was|we|were|when|which|who|will|with|would|you"
 )
 _NO_NAME: Final = "A|An|And|As|At|But|By|For|From|He|His|If|In|It|No|Not|On|Our|She|That|The|There|They|This|To|We|What|When|You"
+_NAME: Final = r"(?:[A-Z][\w-]+|[A-Z](?=['’][A-Z]))(?:['’](?!s\b)[\w-]+)?"  # O'Neill, and Anna of "Anna's"
 _ANSWER: Final = re.compile(
     rf"""\b\d{{1,2}}(?:st|nd|rd|th)?\s(?:of\s)?(?:{_MONTHS})\b
        | [£$€]\d[\d,.]*\d(?:\s(?:million|thousand))?
        | (?<![\w/.,:])\d[\d,.:]*\s(?:%|per\scent|(?!(?:{_NO_UNIT})\b)[a-z]{{2,}}\b)
        | (?<![\w/.,:])\d[\d,.:]*\d\b(?!/)
        | \b(?:{_NUMBER_WORDS})\s(?!(?:{_NO_UNIT})\b)[a-z]{{3,}}\b
-       | \b(?:{_TITLES})\.?(?:\s[A-Z][\w-]+)+
-       | (?<=[a-z,;]\s)(?!(?:{_NO_NAME}|{_MONTHS})\b)[A-Z][\w-]+(?:\s(?:of\s|the\s|&\s)?[A-Z][\w-]+)*""",
+       | \b(?:{_TITLES})\.?(?:\s{_NAME})+
+       | (?<=[a-z,;]\s)(?!(?:{_NO_NAME}|{_MONTHS})\b){_NAME}(?:\s(?:of\s|the\s|&\s)?{_NAME})*""",
     re.VERBOSE,
 )
 

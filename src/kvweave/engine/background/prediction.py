@@ -311,7 +311,9 @@ class QuestionPredictor:
             for question in map(clean_text, parse_questions(text, self._per_reply)):
                 candidate = self._candidate(question, new)
                 if candidate is not None:
-                    dropped = candidate.dropped or ("unsupported" if names_answer(question, answer) else None)
+                    dropped = candidate.dropped or (
+                        "names its answer" if names_answer(question, answer) else None
+                    )
                     new.append(replace(candidate, dropped=dropped, answer=answer))
         versions = frozenset(version for part in parts for version in part.versions)
         with self._answers.transaction():
