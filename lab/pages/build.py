@@ -201,6 +201,7 @@ def main() -> None:
             docs / "natural.md",
             **natural_parts(
                 [results("natural_1k.json"), results("natural.json")],
+                results("natural_woven.json"),
                 results("natural_retrieval.json"),
                 results("languages.json"),
                 results("answer_check.json"),

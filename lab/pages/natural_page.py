@@ -14,17 +14,22 @@ _TITLES = {
 
 
 def parts(
-    runs: Sequence[Result | None], retrieved: Result | None, asked: Result | None, checked: Result | None
+    runs: Sequence[Result | None],
+    woven: Result | None,
+    retrieved: Result | None,
+    asked: Result | None,
+    checked: Result | None,
 ) -> dict[str, str]:
-    """Return the page's parts by the names of their markers; each run is about one length."""
+    """Return the page's parts by the names of their markers; each run is about one length, `woven` about chunks prepared so."""
     found = [run for run in runs if run is not None]
-    if not found or retrieved is None or asked is None or checked is None:
-        names = ("findings", "recipes", "comparisons", "retrieval", "languages", "check")
+    if not found or woven is None or retrieved is None or asked is None or checked is None:
+        names = ("findings", "recipes", "comparisons", "woven", "retrieval", "languages", "check")
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
+        "woven": after_both(woven),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
         "check": answer_check(checked),
@@ -141,6 +146,32 @@ def comparisons(found: Result) -> str:
     ]
     lines = table(("compared", "on", "difference", "KL", "NLL"), rows)
     return "\n".join([f"{_conditions(found)}:", "", *lines])
+
+
+_BESIDE_WOVEN = (
+    "full",
+    "no context",
+    "reuse",
+    "fusionrag",
+    "weave",
+    "following+reuse",
+    "following+fusionrag",
+)
+
+
+def after_both(found: Result) -> str:
+    """Return what recipes do on chunks prepared after similar ones and the previous one, and against `weave` on each."""
+    rows = [
+        row for row in found["rows"] if row["recipe"] in _BESIDE_WOVEN or row["recipe"].startswith("woven+")
+    ]
+    pairs = [
+        one
+        for one in found["comparisons"]
+        if one["group"].startswith("woven") or (one["by"] == _BYTES and one["recipe"].startswith("woven+"))
+    ]
+    return "\n\n".join(
+        (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
+    )
 
 
 def retrieval(found: Result) -> str:
