@@ -183,7 +183,7 @@ def main() -> None:
         answers: with_parts(
             answers,
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
-            people=matched_questions(results("lookalikes_people.json")),
+            people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
             prediction=predicted_questions(results("prediction.json")),
             lookups=lookups(results("answer_lookup.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
