@@ -20,6 +20,7 @@ from kvweave.errors import (
     KnowledgeBaseNotFound,
     Unauthorized,
 )
+from kvweave.models.shared_spans import SharedSpan
 from kvweave.results import Piece, Prefill
 from kvweave.testing import end_only_at, tiny_adapter, tiny_model
 from kvweave.types import Message
@@ -437,6 +438,47 @@ def test_threads_at_once_get_the_answers_that_they_get_alone(serve, tmp_path):
             texts.append(list(pool.map(partial(last, tenant), requests(tenant))))
         assert in_use(tenant) == in_use(tenant, base) == []
     assert texts[0] == texts[1]
+
+
+def test_a_request_whose_kv_is_still_loading_delays_no_other(serve, monkeypatch):
+    serving = serve()
+    tenant = serving.tenant(None)
+    names = ("slow", "quick")
+    requests = {
+        name: CompletionRequest(
+            messages=users("Where is river 1?"),
+            documents=(CallerDocument(name, tiny_kb.text(number)),),
+            generation=tenant.sampling(max_new_tokens=4),
+        )
+        for number, name in enumerate(names)
+    }
+
+    def ask(name):
+        return list(tenant.complete(requests[name]))[-1].answer
+
+    for name in names:
+        ask(name)  # stores the documents' KV
+    alone = {name: ask(name) for name in names}
+    assert all(answer.plan.exact_tokens > 30 for answer in alone.values())
+    slow_ids = tuple(serving.resident.model.template.chunk_ids(tiny_kb.text(0)))
+    layer, loading, loaded = SharedSpan.layer, threading.Event(), threading.Event()
+
+    def held_up(span, index):
+        if span._source is not None and tuple(span._source[0].token_ids) == slow_ids:
+            loading.set()
+            assert loaded.wait(30)
+        return layer(span, index)
+
+    monkeypatch.setattr(SharedSpan, "layer", held_up)
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(ask, "slow")
+        try:
+            assert loading.wait(30)
+            quick = pool.submit(ask, "quick").result(timeout=20)
+            assert not slow.done()
+        finally:
+            loaded.set()
+        assert (slow.result(30).text, quick.text) == tuple(alone[name].text for name in names)
 
 
 def test_adding_removing_and_asking_at_once(serve, tmp_path):
