@@ -202,6 +202,7 @@ def main() -> None:
             **natural_parts(
                 [results("natural_1k.json"), results("natural.json")],
                 results("natural_woven.json"),
+                results("natural_ratios.json"),
                 results("natural_retrieval.json"),
                 results("languages.json"),
                 results("answer_check.json"),

@@ -16,20 +16,24 @@ _TITLES = {
 def parts(
     runs: Sequence[Result | None],
     woven: Result | None,
+    ratios: Result | None,
     retrieved: Result | None,
     asked: Result | None,
     checked: Result | None,
 ) -> dict[str, str]:
-    """Return the page's parts by the names of their markers; each run is about one length, `woven` about chunks prepared so."""
+    """Return the page's parts by the names of their markers; each run is about one length, `woven` about chunks prepared so, `ratios`
+    about QCFuse at its own budgets.
+    """
     found = [run for run in runs if run is not None]
-    if not found or woven is None or retrieved is None or asked is None or checked is None:
-        names = ("findings", "recipes", "comparisons", "woven", "retrieval", "languages", "check")
+    if not found or not all((woven, ratios, retrieved, asked, checked)):
+        names = ("findings", "recipes", "comparisons", "woven", "ratios", "retrieval", "languages", "check")
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
         "woven": after_both(woven),
+        "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
         "check": answer_check(checked),
@@ -146,6 +150,22 @@ def comparisons(found: Result) -> str:
     ]
     lines = table(("compared", "on", "difference", "KL", "NLL"), rows)
     return "\n".join([f"{_conditions(found)}:", "", *lines])
+
+
+_AT_RATIOS = ("qcfuse", "weave", "isolated+weave")
+
+
+def at_ratios(found: Result) -> str:
+    """Return QCFuse and `weave` at several budgets, and their differences at each."""
+    rows = [row for row in found["rows"] if row["recipe"] in ("full", "reuse", *_AT_RATIOS)]
+    pairs = [
+        one | {"group": f"{one['group']}, {one['ratio']:.0%}"}
+        for one in found["comparisons"]
+        if one["recipe"] == "qcfuse" and one["by"] != _BYTES
+    ]
+    return "\n\n".join(
+        (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
+    )
 
 
 _BESIDE_WOVEN = (
