@@ -73,9 +73,8 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure_node(node):
-    node.workerinput["server"] = (
-        start_server()
-    )  # one for all workers: it takes seconds to import what it preloads
+    # One for all workers: it takes seconds to import what it preloads.
+    node.workerinput["server"] = start_server()
 
 
 def pytest_configure(config):

@@ -54,9 +54,8 @@ def use_server(address: str) -> None:
     """From now on, fork processes from the server that another process has started and outlives this one."""
     server = forkserver._forkserver
     server._forkserver_address = address
-    server._forkserver_alive_fd = os.open(
-        os.devnull, os.O_WRONLY
-    )  # the server ends with the one that started it
+    # Any file: the server ends with the process that started it.
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
     server.ensure_running = forkserver.ensure_running = resource_tracker.ensure_running
 
 

@@ -196,24 +196,24 @@ def systems_summary(result: Result | None) -> str:
     ratios = [each["ratio"] for each in result["executed"]]
     points.append(
         f"Executed, latency is {min(ratios):.2f} to {max(ratios):.2f} times its price, by system ({about['users executed']} users). "
-        + _executed_ones(result["executed"])
+        + _executed_beside(result)
         if ratios
         else "These latencies are priced; none of them was executed yet."
     )
     return "\n".join(f"- {point}" for point in points)
 
 
-def _executed_ones(rows: Sequence[Result]) -> str:
+def _executed_beside(result: Result) -> str:
     """Return what kvweave and PerCache took where they were executed, which is on few questions."""
+    rows = result["executed"]
     took = {(row["answers"], row["decoding"], row["system"]): row for row in rows}
     pairs = [
         f"{took[answers, way, 'PerCache']['executed_s']:.2f} and {took[answers, way, 'kvweave']['executed_s']:.2f} s ({answers}, {_WAYS[way]})"
         for answers, way in dict.fromkeys((row["answers"], row["decoding"]) for row in rows)
     ]
-    number = rows[0]["requests"]
     return (
-        f"PerCache and kvweave took {', '.join(pairs)}. These are means of {number} requests, the last question of each user, in which "
-        "more is stored than in the mean over all: they check prices, and do not rank systems."
+        f"PerCache and kvweave took {', '.join(pairs)}. These are means of {rows[0]['requests']} requests, "
+        f"{result['about']['questions executed']} question of each user: they check prices, and do not rank systems."
     )
 
 

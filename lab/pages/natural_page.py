@@ -152,6 +152,13 @@ def comparisons(found: Result) -> str:
     return "\n".join([f"{_conditions(found)}:", "", *lines])
 
 
+def _tables(found: Result, rows: list[Result], pairs: list[Result]) -> str:
+    """Return the tables of some of a run's rows and comparisons."""
+    return "\n\n".join(
+        (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
+    )
+
+
 _AT_RATIOS = ("qcfuse", "weave", "isolated+weave")
 
 
@@ -163,9 +170,7 @@ def at_ratios(found: Result) -> str:
         for one in found["comparisons"]
         if one["recipe"] == "qcfuse" and one["by"] != _BYTES
     ]
-    return "\n\n".join(
-        (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
-    )
+    return _tables(found, rows, pairs)
 
 
 _BESIDE_WOVEN = (
@@ -189,9 +194,7 @@ def after_both(found: Result) -> str:
         for one in found["comparisons"]
         if one["group"].startswith("woven") or (one["by"] == _BYTES and one["recipe"].startswith("woven+"))
     ]
-    return "\n\n".join(
-        (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
-    )
+    return _tables(found, rows, pairs)
 
 
 def retrieval(found: Result) -> str:

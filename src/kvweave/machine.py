@@ -151,8 +151,9 @@ def return_freed_memory(every_s: float = 10.0) -> None:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_trim"):  # another C library
         return
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     for variable, (option, value) in _MALLOC.items():
-        if variable not in os.environ and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
+        if not (tuned or variable in os.environ):
             libc.mallopt(option, value)
 
     def trim() -> None:

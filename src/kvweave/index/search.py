@@ -114,9 +114,12 @@ def hybrid_search(
     by_all_words = _with_all_words(by_words, question, k)
     rankings = [by_vector, by_words, by_all_words, *[by_quotes] * QUOTE_WEIGHT]
     scores = fuse_rankings([[row["digest"] for row in ranking] for ranking in rankings])
-    for rank, digest in _without_vector(by_words, by_vector):
+    lacking = _without_vector(by_words, by_vector)
+    for rank, digest in lacking:
         scores[digest] += STAND_IN_WEIGHT / (RANK_OFFSET + rank)
     reasons = _reasons(by_vector, by_words, by_all_words, by_quotes)
+    for _, digest in lacking:
+        reasons[digest] = replace(reasons[digest], lacks_vector=True)
     rows = _distinct([*by_vector, *by_words])
     found = [_found_chunk(row, scores[row["digest"]], reasons[row["digest"]]) for row in rows]
     return sorted(found, key=_place)[:k]
@@ -247,8 +250,6 @@ def _reasons(
     for rank, row in enumerate(by_words, 1):
         digest = row["digest"]
         reasons[digest] = replace(reasons[digest], word_rank=rank, bm25=row["_score"])
-    for _, digest in _without_vector(by_words, by_vector):
-        reasons[digest] = replace(reasons[digest], lacks_vector=True)
     for row in by_all_words:
         reasons[row["digest"]] = replace(reasons[row["digest"]], all_words=True)
     for row in by_quotes:

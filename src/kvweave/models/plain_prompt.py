@@ -24,7 +24,7 @@ def chat_in_blocks(
     if not messages or messages[-1].role == "assistant":
         raise InvalidRequest("the chat has nothing to answer: let its last message be the user's")
     ids, reply = template.render_chat(messages, think=think)
-    return in_blocks(ids, reply)
+    return _in_blocks(ids, reply)
 
 
 def text_in_blocks(template: "PromptTemplate", text: str) -> TokenizedPrompt:
@@ -34,10 +34,10 @@ def text_in_blocks(template: "PromptTemplate", text: str) -> TokenizedPrompt:
         raise InvalidRequest(
             "the prompt is empty, and the model has no token that begins a text: give some text"
         )
-    return in_blocks(ids, ReplyFormat(thoughts="none"))
+    return _in_blocks(ids, ReplyFormat(thoughts="none"))
 
 
-def in_blocks(ids: Sequence[int], reply: ReplyFormat) -> TokenizedPrompt:
+def _in_blocks(ids: Sequence[int], reply: ReplyFormat) -> TokenizedPrompt:
     """Return ids, one at least, cut into blocks; the last one, which always has tokens, is the question span."""
     last = (len(ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = [

@@ -31,8 +31,9 @@ DropReason: TypeAlias = Literal[
 
 repetition: it goes round in circles; unclear: "he" or "this" in it stands for nothing that it names; other language: than the
 documents; unanswerable: no retrieved chunk is about it; unknown words: the documents have no such words; other meaning: a
-paraphrase that changes a name, a number, a negation or what is asked; no answer: the model had none; names its
-answer: it holds the answer that it was made for; unsupported: the retrieved chunks do not say what the model answered, or it is not the answer that the question was made for.
+paraphrase that changes a name, a number, a negation or what is asked; no answer: the model had none; names its answer: it
+holds the answer that it was made for; unsupported: the retrieved chunks do not say what the model answered, or it is not the answer
+that the question was made for.
 """
 
 
