@@ -39,12 +39,18 @@ MEMBERS: dict[str, tuple[str, ...]] = {
 EXPLAINED: dict[str, tuple[str, ...]] = {
     "KnowledgeBase.stream": ("drop_chunks", "cache"),
     "load_model": ("name",),
-    "prepare": ("storage", "system", "embedding"),
+    "prepare": ("system", "embedding"),
     "prefill": ("kv",),
     "generate": ("kv", "settings"),
-    "OffloadSettings": ("device_bytes", "folder", "storage"),
+    "OffloadSettings": ("device_bytes", "folder"),
 }
 """Parameters whose names do not say what they mean."""
+
+ABBREVIATED = {"ask": "ask(question, ...)"}
+"""Calls whose text names another one with the same parameters."""
+
+UNLISTED = ("has_recorded_model",)
+"""Public for the server alone."""
 
 
 def python_api(generated: str) -> list[str]:
@@ -53,9 +59,8 @@ def python_api(generated: str) -> list[str]:
         "",
         generated,
         "",
-        "Import all names from `kvweave`. This page has them in short; `help(kvweave.prefill)` says more about parameters and errors. A parameter",
-        "with the name of a [setting](settings.md) means what the setting does, unless it is explained here. `ratio` and `coverage` are in the",
-        "[guide](../guide/recipes.md#how-much-to-recompute).",
+        "Import all names from `kvweave`. `help(kvweave.prefill)` says more about parameters and errors. A parameter with the name of a",
+        "[setting](settings.md) means the same; the [guide](../guide/recipes.md#how-much-to-recompute) explains `ratio` and `coverage`.",
     ]
     assert sorted([*ALIASES, *(name for names in NAMES.values() for name in names)]) == kvweave.__all__
     for title, names in NAMES.items():
@@ -98,8 +103,10 @@ def _members(name: str, documented: Any) -> list[str]:
     """A list of properties, then of methods with their parameters."""
     public = _public(documented)
     lines = []
-    for member in sorted(MEMBERS[name] or public, key=lambda each: inspect.isfunction(public[each])):
-        lines.append(f"- `{_call(member, public[member])}`: {prose(public[member])[0]}")
+    shown = [each for each in MEMBERS[name] or public if each not in UNLISTED]
+    for member in sorted(shown, key=lambda each: inspect.isfunction(public[each])):
+        called = ABBREVIATED.get(member) or _call(member, public[member])
+        lines.append(f"- `{called}`: {prose(public[member])[0]}")
         lines += _explained(f"{name}.{member}", public[member], indent="  ")
     return lines
 

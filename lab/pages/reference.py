@@ -4,13 +4,11 @@
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
-from docstrings import cell, entries, one_line, prose, sentences
-from markdown_parts import header, row
+from docstrings import entries, one_line, prose, sentences
 from methods_page import headings
 from python_page import python_api
 
@@ -48,8 +46,8 @@ def command_line() -> list[str]:
         "",
         GENERATED.format(source="the help texts in src/kvweave/cli"),
         "",
-        "An option wins over its environment variable, which wins over `config.toml`. Most options are [settings](settings.md): `--top-k` is",
-        "`top_k` and `KVWEAVE_TOP_K`. The others stand here; a command's `--help` describes all. Many commands take `--home`, `--kb` and `--json`.",
+        "Most options are [settings](settings.md): `--top-k` is `top_k`. The others stand here; a command's `--help` describes all. Many",
+        "commands take `--home`, `--kb`, `--json` and `--quiet`.",
         "",
         *(_command(path, command) for path, command in own),
         "",
@@ -83,7 +81,7 @@ def _command(path: str, command: Any) -> str:
     options = [
         each
         for each in _options(command)
-        if not _is_setting(each) and each.name not in ("home", "kb", "json")
+        if not _is_setting(each) and each.name not in ("home", "kb", "json", "quiet")
     ]
     told = f"- `{' '.join([path, *arguments])}`: {one_line(command.help).partition('. ')[0].rstrip('.')}"
     return ". ".join([told, ", ".join(f"`{_spelled(each)}`" for each in options)]).rstrip(". ") + "."
@@ -107,9 +105,9 @@ def settings() -> list[str]:
         "",
         GENERATED.format(source="src/kvweave/config.py"),
         "",
-        "A setting comes from, in this order: an argument of `kvweave.open` or an option of a command; the environment variable",
-        "`KVWEAVE_` and its name in capitals, such as `KVWEAVE_TOP_K`; the file `config.toml` in the home folder; its default, in brackets",
-        "below. The file has one line per setting, without sections:",
+        "A setting comes from, in this order: an argument of `kvweave.open` or an option of a command; an environment variable, such",
+        "as `KVWEAVE_TOP_K`; the file `config.toml` in the home folder; its default, in brackets below. The file has one line per setting,",
+        "without sections:",
         "",
         "```toml",
         'model = "Qwen/Qwen2.5-1.5B-Instruct"',
@@ -150,12 +148,11 @@ def recipes() -> list[str]:
         "",
         GENERATED.format(source="the recipes' docstrings"),
         "",
-        "The [guide](../guide/recipes.md) says how to choose a recipe, and what the preparations are.",
-        "[lab/docs/methods.md](../../lab/docs/methods.md#every-method) has each recipe's idea, parameters, differences to its paper, scores",
-        "and costs. A ratio is the share of stale tokens recomputed when a request names none.",
+        "The [guide](../guide/recipes.md) explains recipes, preparations and ratios.",
+        "[lab/docs/methods.md](../../lab/docs/methods.md#every-method) has each recipe's paper, idea, parameters, differences to the paper,",
+        "scores and costs. In brackets: its own preparation, and its ratio if it recomputes.",
         "",
-        *header("recipe", "what it does", "paper", "preparation", "ratio"),
-        *(row(f"`{name}`", *_recipe_cells(name)) for name in own),
+        *(f"- `{name}`{_own_choices(name)}: {one_line(headings(METHODS[name])[''])}" for name in own),
         "",
         f"kvweave-lab adds {', '.join(f'`{name}`' for name in sorted(extra))}.",
         "",
@@ -165,14 +162,13 @@ def recipes() -> list[str]:
     ]
 
 
-def _recipe_cells(name: str) -> list[str]:
-    """What the recipe does, its paper, its own preparation and ratio."""
-    recipe, about = recipe_named(name), headings(METHODS[name])
+def _own_choices(name: str) -> str:
+    """The recipe's own preparation and ratio, if it has them."""
+    recipe = recipe_named(name)
     prepared = next((key for key, make in PREPARATIONS.items() if recipe.prepare == make()), None)
     assert prepared or recipe.prepare == NotPrepared(), name
-    ratio = f"{recipe.ratio:g}" if recipe.select.selective else ""
-    paper = re.sub(r" \([^)]*\)", "", cell(about["Paper"])).rstrip(".")
-    return [cell(about[""]), paper, f"`{prepared}`" if prepared else "", ratio]
+    chosen = [f"`{prepared}`"] * bool(prepared) + [f"{recipe.ratio:g}"] * recipe.select.selective
+    return f" ({', '.join(chosen)})" if chosen else ""
 
 
 # Models
@@ -210,7 +206,7 @@ def models(parity: Mapping[str, Any]) -> list[str]:
         f"{versions['torch']}. The last logits,",
         f"of magnitude {min(logits):.1f} to {max(logits):.1f}, differ by at most {largest('recompute_all'):.0e} when every row is recomputed over a cache "
         f"of garbage, and by at most {largest('prefix_reuse'):.0e}",
-        f"when 70 of 100 tokens come from stored KV (`{parity['command']}`). Variants of a family have other positions, windows or sizes.",
+        f"when 70 of 100 tokens come from stored KV (`{parity['command']}`).",
         "",
         f"{', '.join(each['family'] for each in parity['families'])}.",
     ]

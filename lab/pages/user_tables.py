@@ -71,18 +71,18 @@ def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | N
     overall = [one for one in quality["rows"] if one["task"] == OVERALL]
     scores = {(one["recipe"], one["ratio"]): f"{one['score']:.3f}" for one in overall}
     shares = {one["recipe"]: f"{one['select_over_full']:.1%}" for one in cost["rows"]}
-    ratios = sorted({ratio for _, ratio in scores} - {0.0, 1.0})
-    lines = header("recipe", "nothing", *(f"{ratio:.0%}" for ratio in ratios), "everything", "selecting")
+    ratios = sorted({ratio for _, ratio in scores} - {1.0})
+    lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios), "selecting")
     for name in dict.fromkeys(recipe for recipe, _ in scores):
-        if name in LAB["kvweave.recipes"] or "+" in name:
-            continue  # a user of the package cannot choose it, or it is not on its own preparation
-        cells = (scores.get((name, ratio), "") for ratio in (0.0, *ratios, 1.0))
+        if name in LAB["kvweave.recipes"] or "+" in name or name == "full":
+            continue  # a user of the package cannot choose it, it is not on its own preparation, or it is in the text
+        cells = (scores.get((name, ratio), "") for ratio in ratios)
         lines.append(row(f"`{name}`", *cells, shares.get(name, "")))
     about = overall[0]
     return "\n".join(
         [
             f"Accuracy by the share of stale tokens recomputed: mean over tasks that favour no placement, {about['samples']:,} prompts of {about['context_tokens']:,} "
-            f"tokens.{_prepared(scores)} Selecting: its time as a share of full prefill, {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']}, ratio "
+            f"tokens. Full attention: {scores['full', 1.0]}.{_prepared(scores)} Selecting: its time as a share of full prefill, {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']}, ratio "
             f"{cost['ratio']:g}.",
             "",
             *lines,

@@ -33,7 +33,7 @@ class ModelConfig:
 
     Attributes:
         model: Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the model the knowledge base was made with, else
-            the shipped reference model.
+            the shipped one.
         dtype: auto, float32, bfloat16 or float16. auto takes the checkpoint's, but float32 on a CPU without units for it.
         weights: auto, full, int8 or int4: the bits of the linear layers' weights. auto is full, or int8 where only that
             fits into memory.
@@ -53,9 +53,8 @@ class EmbeddingConfig:
     """The embedding model.
 
     Attributes:
-        embedding_model: A sentence-transformers hub id or folder, or multilingual for
-            paraphrase-multilingual-MiniLM-L12-v2. Default: all-MiniLM-L6-v2, which knows English, from the extra `offline` if
-            that is installed.
+        embedding_model: Hub id or folder of sentence-transformers, or multilingual. Default: all-MiniLM-L6-v2, which knows
+            English, from the extra `offline` if that is installed.
     """
 
     embedding_model: str | None = None
@@ -63,13 +62,12 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChunkingConfig:
-    """How documents are cut into chunks, in tokens of the answering model.
+    """Chunks, in tokens of the answering model.
 
     Both default to what the knowledge base was made with.
 
     Attributes:
-        chunk_tokens: Longest chunk. For a new knowledge base: 512, or an eighth of the model's context if that is less,
-            so that the default number of chunks always fits.
+        chunk_tokens: Longest chunk. For a new knowledge base: 512, or an eighth of the model's context if that is less.
         overlap_tokens: Tokens repeated from the chunk before. For a new knowledge base: 0.
     """
 
@@ -83,8 +81,8 @@ class RetrievalConfig:
 
     Attributes:
         top_k: Number of chunks in front of a question.
-        reranker: A cross-encoder of sentence-transformers, hub id or folder, that orders the best chunks again by reading
-            each beside the question. Default: none.
+        reranker: Hub id or folder of a cross-encoder of sentence-transformers, which orders the best chunks again. Default:
+            none.
     """
 
     top_k: int = 5
@@ -98,11 +96,11 @@ class StoreConfig:
     Attributes:
         limit_bytes: Cap of the KV on disk. At first 10 % of the free space, at most 20 GB.
         host_bytes: Cap of copies in the process's memory. At first 0.
-        device_bytes: Cap of copies on the model's device. At first 0.
+        device_bytes: The same on the model's device.
         shared: Address of a tier that several machines share, such as redis://host:6379/0 or s3://bucket/prefix.
         shared_bytes: Cap of the shared tier. At first 20 GB.
-        storage: How KV that is prepared ahead is stored: auto, exact, int8 or int4. auto is int8, but exact for recipes
-            that keep exact versions of chunks.
+        storage: How prepared KV is stored: auto, exact, int8 or int4. auto is int8, but exact for recipes that keep exact
+            versions of chunks.
     """
 
     limit_bytes: int | None = None
@@ -115,13 +113,12 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class AnswersConfig:
-    """Answers: their cache, and their check.
+    """The answer cache, and the check of answers.
 
     Attributes:
         answer_threshold: Least cosine similarity of two questions that may share an answer, 0..1 (PerCache's τ).
         answer_limit_bytes: Cap of the answer cache; 0 turns it off.
-        answer_error_bound: Largest share of wrong answers among those given to questions that are near a stored one but not
-            certainly the same, 0..0.5; 0 gives none.
+        answer_error_bound: Largest share of wrong answers to questions that are near a stored one, 0..0.5; 0 gives none.
         check_answers: Give an answer only if the passages hold its words, else say that the documents do not. Nothing is shown
             before the answer is whole.
     """
@@ -134,7 +131,7 @@ class AnswersConfig:
 
 @dataclass(frozen=True, slots=True)
 class PredictionConfig:
-    """Which questions are predicted, and how much of them is computed ahead.
+    """Predicted questions.
 
     Attributes:
         prediction_stride: Number of questions predicted per round, 1..5.
@@ -148,11 +145,11 @@ class PredictionConfig:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationConfig:
-    """What a recipe must keep of full attention's answers to be chosen by calibration.
+    """What calibration asks of a recipe.
 
     Attributes:
-        calibrate_first_tokens: Least share of questions whose first token is the same, 0..1.
-        calibrate_answers: Least share of questions whose answer is the same, 0..1.
+        calibrate_first_tokens: Least share of questions whose first token is full attention's, 0..1.
+        calibrate_answers: The same for whole answers.
     """
 
     calibrate_first_tokens: float = 0.98
@@ -161,17 +158,17 @@ class CalibrationConfig:
 
 @dataclass(frozen=True, slots=True)
 class IdleConfig:
-    """When background work runs, and how much of it.
+    """Background work.
 
     Attributes:
         idle_quiet_s: Seconds without a request before `kvweave idle --watch` starts to work.
         idle_power: mains to work only on mains power, any to work on battery too.
         idle_seconds_per_day: Daily budget in seconds of work. Default: no limit.
         idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
-        idle_load: Highest load of other programs per core, averaged over a minute, at which work that nobody has asked for just
-            now goes on: that of a server, of `--watch` and of the service.
-        idle_memory_pressure: Highest share of time in percent that programs may wait for memory, for the same work (Linux).
-        idle_temperature: Highest temperature of the processor in °C for the same work, where the system tells it.
+        idle_load: Highest load of other programs per core, averaged over a minute, for the work of a server, of `--watch` and
+            of the service.
+        idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
+        idle_temperature: Highest temperature of the processor in °C, for the same work, where the system tells it.
     """
 
     idle_quiet_s: float = 60.0
@@ -185,7 +182,7 @@ class IdleConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """How an answer is decoded.
+    """Decoding.
 
     Attributes:
         max_new_tokens: Longest answer, thoughts included. Default: 256, with `think` 2048, or an eighth of the model's
@@ -195,8 +192,8 @@ class GenerationConfig:
         seed: Seed of sampling.
         prompt_lookup_tokens: Most draft tokens copied from the prompt and checked in one pass, in greedy decoding; 0 turns
             it off.
-        think: Let a reasoning model think before it answers. Its thoughts are not part of the answer. Models whose chat
-            template has no switch think, or do not, whatever this says.
+        think: Let a reasoning model think before it answers. Models whose chat template has no switch think, or do not,
+            whatever this says.
     """
 
     max_new_tokens: int | None = None
@@ -209,9 +206,9 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """What decoding attends to and holds in memory. With both None it attends to everything, in memory.
+    """KV while decoding. With both None it is in memory, and decoding attends to all of it.
 
-    With either one, the KV is in a file and decoding reads what it needs.
+    With either one it is in a file, and decoding reads what it needs.
 
     Attributes:
         kv_budget: KV entries per step, layer and KV head: a share of those stored up to 1, above it a number.
@@ -228,12 +225,12 @@ class Config:
 
     Attributes:
         home: Folder that holds everything. Default: KVWEAVE_HOME, else the platform's data folder.
-        recipe: How stored KV is reused and, unless `prepare` names another way, prepared. auto is what `kvweave calibrate` has
-            chosen, before that weave.
-        prepare: How chunk KV is prepared ahead. Default: as the recipe does it.
+        recipe: How stored KV is reused and, without `prepare`, prepared. auto is what `kvweave calibrate` has chosen, before
+            that weave.
+        prepare: How chunk KV is prepared. Default: as the recipe does it.
         system: The instruction that every prompt starts with. Default: that of the prompt template.
         use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.
-        wait: Let `kvweave add` and uploads to a server return only when all chunk KV is computed too.
+        wait: Let `kvweave add` and uploads to a server return when all chunk KV is computed too.
     """
 
     home: Path

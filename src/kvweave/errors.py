@@ -4,32 +4,33 @@
     ├── InvalidRequest            an argument that cannot be honoured
     │   ├── PromptTooLong         more tokens than the model's context
     │   └── UnknownRecipe
-    ├── DocumentError             something named by the user could not be indexed
+    ├── DocumentError             a document cannot be indexed
     │   ├── PathNotFound
-    │   ├── UnreadableDocument    was read but is no usable text; skipped and reported
-    │   └── InaccessibleDocument  cannot be opened or read now; what is indexed of it may still be right
+    │   ├── UnreadableDocument    no usable text; skipped and reported
+    │   └── InaccessibleDocument  cannot be read now
     ├── KnowledgeBaseError
     │   ├── EmptyKnowledgeBase
     │   ├── KnowledgeBaseNotFound
     │   └── KnowledgeBaseMismatch made with another model, embedding model or prompt
     ├── ModelError
     │   ├── ModelNotFound         no such folder or hub id, or no weights in it
-    │   └── UnsupportedModel      names the mechanism that is not supported
+    │   ├── NotEnoughMemory       the weights do not fit; names the bits that would
+    │   └── UnsupportedModel      names what is not supported
     ├── StoreError
     │   ├── StoreTooNew           written by a newer format version
     │   ├── StoreBusy             another process held the lock for too long
-    │   ├── StoreFull             no space left on the disk for the catalogue
-    │   ├── StoreReadOnly         the folder can be read but not written to
+    │   ├── StoreFull             no space left for the catalogue
+    │   ├── StoreReadOnly         the folder cannot be written to
     │   ├── EntriesInUse          running requests use what would be evicted; caught inside: not stored
     │   ├── DamagedEntry          caught inside: counted as a miss, never used
     │   └── TierUnavailable       a shared tier does not respond; caught inside: computed instead
-    ├── ServerError               a running server that a command uses
+    ├── ServerError               of a running server that a command uses
     │   ├── ServerUnavailable     cannot be reached, or ended before its reply did
-    │   ├── ServerBusy            has no room for the request for too long
-    │   └── ServerRefused         does not honour the request; carries its own message
+    │   ├── ServerBusy            no room for the request for too long
+    │   └── ServerRefused         carries the server's message
     ├── Unauthorized              no API key, or a wrong one
-    ├── Cancelled                 the caller of a request does not want it any more
-    ├── EvaluationStopped         a worker process of an evaluation ended early
+    ├── Cancelled                 the caller has left, or the server closes
+    ├── EvaluationStopped         a worker process ended early
     └── MissingExtra              names the extra to install
 
 A message names what was wrong, the value, the limit, and what to do.

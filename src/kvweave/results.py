@@ -63,11 +63,11 @@ class Plan:
 
     Attributes:
         recipe: full name.
-        ratio: the budget; 0 and without meaning if the budget was a coverage.
+        ratio: the budget; 0 if it was a coverage.
         spans: of the prompt, in order; none for a cached answer.
-        coverage: the budget, or None if it was a ratio.
-        cache_hit: set if the answer came from the answer cache: then there was no prompt.
-        auto: why `auto` stands for this recipe; empty where a recipe was named.
+        coverage: the budget; None if it was a ratio.
+        cache_hit: the cached answer's question, cosine and time; None if the answer was computed.
+        auto: why `auto` stands for this recipe; empty if a recipe was named.
         without_vector: chunks that had no vector yet: words alone find them.
     """
 

@@ -14,8 +14,7 @@ class ServerConfig:
     Attributes:
         host: Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs a key.
         port: Port to listen on; 0 takes a free one.
-        api_key: Keys that requests must carry as `Authorization: Bearer KEY`, separated by commas. Default: none is asked
-            for.
+        api_key: Keys that requests must carry as `Authorization: Bearer KEY`, separated by commas. Default: none.
         tenants: TOML file of `name = "KEY"` or `name = "sha256:HEX"` lines. Each key has knowledge bases of its own, under
             `tenants/name`.
         cors_origins: Origins of web pages that may use the server, separated by commas; * allows any.
@@ -23,13 +22,13 @@ class ServerConfig:
         max_queue: Most requests that wait; one more is refused with status 429.
         max_body_bytes: Largest body of a request that is no upload.
         max_upload_bytes: Largest body of an upload.
-        max_connections: Most open connections. A new one then takes the place of the one that is idle longest.
-        client_timeout_s: Longest wait for a client that sends its headers or body, or reads its answer, too slowly.
+        max_connections: Most open connections; a new one then replaces the longest idle.
+        client_timeout_s: Longest wait for a client that sends or reads too slowly.
         ping_s: Seconds of silence in a stream before a comment line shows that the connection lives.
         grace_s: Seconds that running requests have to finish after SIGTERM.
         async_kv: Load stored KV of a request while others are computed.
         share_kv: Keep one copy in memory of stored KV that several running requests use.
-        idle_work: Do background work, such as answering predicted questions, while no request runs.
+        idle_work: Do background work while no request runs.
         vllm_metrics: Give the metrics that vLLM has too under its names as well.
     """
 

@@ -41,8 +41,8 @@ def prefill(
         storage: how their KV was stored: exact, int8 or int4. None takes what is there, in this order of preference.
         ratio: share 0..1 of the stale context tokens to recompute; without a budget the recipe's own is used.
         coverage: instead of a ratio, recompute as few tokens as hold this share 0..1 of the selector's scores.
-        kv: write each layer to a file before the next is placed, for `kvweave.generate` alone. The prompt's full KV is then
-            never in memory, and under `kv.resident_bytes` nothing that was computed is stored.
+        kv: write each layer to a file before the next is placed, for `kvweave.generate` alone, so that the prompt's full
+            KV is never in memory. Under `kv.resident_bytes` nothing that was computed is stored.
 
     A name may spell all three out: similar-int8+prophetkv is prophetkv on chunks prepared as similar and stored in 8 bits.
     Where chunks are prepared, but none of their KV fits the prompt, a warning says why, once per store.
@@ -80,8 +80,8 @@ def generate(
 
     Args:
         max_new_tokens: at least 1.
-        kv: keep the KV in a file, from which each token attends to what is retrieved for it within `kv.resident_bytes`;
-            `Decoded.decoding` then says what was read. Given to `prefill` instead, it saves memory there too.
+        kv: keep the KV in a file and read what a token attends to; `Decoded.decoding` then says what was read. Given to
+            `prefill` instead, it saves memory there too.
         settings: temperature, nucleus and seed; greedy by default. The other settings are not read.
 
     Raises InvalidRequest for impossible values, StoreError and StoreFull if the file fails; the file is deleted.

@@ -98,7 +98,7 @@ class KnowledgeBase:
 
     @property
     def has_recorded_model(self) -> bool:
-        """Whether the settings' model is the one that the knowledge base was made with, if any was; loads none to know it."""
+        """Whether the settings name the model that the knowledge base was made with, if any was; loads none."""
         return self._components.loads_recorded_model
 
     @property
@@ -108,7 +108,7 @@ class KnowledgeBase:
 
     @property
     def encoder(self) -> "TextEncoder":
-        """The embedding model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        """The embedding model; raises as `model`."""
         return self._components.encoder
 
     # Documents
@@ -120,7 +120,7 @@ class KnowledgeBase:
         wait: bool = True,
         only: Set[Path] | None = None,
     ) -> AddReport:
-        """Index files and folders: read, chunk, embed, compute chunk KV. A second call does only what changed.
+        """Index what is new or changed in files and folders: read, chunk, embed, compute chunk KV.
 
         A file that vanished from a folder given again is removed. Safe to interrupt: finished work is kept, and the
         next `add` continues.
@@ -155,11 +155,11 @@ class KnowledgeBase:
         return self._state.documents.all_documents()
 
     def missing_kv(self) -> int:
-        """Return how many chunks lack KV or features of the recipe: not computed, over the limit, evicted or dropped."""
+        """Return how many chunks lack KV or features that the recipe needs."""
         return self._preparer.missing() if self._state.documents.visible_versions() else 0
 
     def lost_documents(self) -> list[str]:
-        """Return listed documents whose chunks the index no longer holds, since a folder was deleted or a disk failed."""
+        """Return listed documents whose chunks the index has lost."""
         if not self._state.documents.visible_versions():
             return []
         rows = self._components.index.rows_by_version()
@@ -184,7 +184,7 @@ class KnowledgeBase:
         return sources
 
     def remove_all(self) -> list[str]:
-        """Empty the knowledge base; another model may then fill it. Returns the sources of the documents.
+        """Empty the knowledge base, so that another model may fill it; return the removed sources.
 
         What another process adds after the commit stays whole.
         """
@@ -247,7 +247,7 @@ class KnowledgeBase:
         earlier: Sequence[Message] = (),
         instruction: str = "",
     ) -> "AnswerStream":
-        """Answer piece by piece: iterate for the text; `.answer` is the whole once the iteration has ended.
+        """Answer piece by piece: iterate for the text, then read `.answer`.
 
         Args:
             question: the question.
@@ -257,8 +257,8 @@ class KnowledgeBase:
             coverage: instead of a ratio: recompute the fewest tokens that hold this share of all scores, 0..1.
             top_k: the number of chunks to retrieve.
             drop_chunks: leave out the lowest-ranked chunks if the prompt is too long.
-            cache: "use" returns the cached answer to the same question and stores a new one; "refresh" computes the
-                answer again and stores it; "off" does neither, for turns of a conversation and for measurements.
+            cache: "use" returns a cached answer and stores a new one, "refresh" computes and stores it again, "off" does
+                neither.
             generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
                 probabilities is not kept as the answer.
             earlier, instruction: what was said before, and what else the model is told; see `Prompt`. An instruction turns the
@@ -288,7 +288,7 @@ class KnowledgeBase:
             raise
 
     def prompt(self, question: str, *, top_k: int | None = None) -> Prompt:
-        """Return what a question would be answered from, without computing it: its chunks in prompt order.
+        """Return what a question would be answered from, chunks in prompt order; nothing is computed.
 
         Raises EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
         """
@@ -317,7 +317,7 @@ class KnowledgeBase:
         return self._conversations.open(name, new=new)
 
     def send(self, conversation: "Conversation", question: str, *, top_k: int | None = None) -> Iterator[str]:
-        """Yield the answer to a conversation's next turn, from chunks found for it and everything said before.
+        """Yield the answer to a conversation's next turn, piece by piece, from new chunks and all said before.
 
         A question that stands alone is answered from the answer cache if that has it. Raises EmptyKnowledgeBase and
         InvalidRequest, and as `Conversation.send`.
@@ -328,15 +328,15 @@ class KnowledgeBase:
     # Background work
 
     def idle(self, progress: Progress = no_progress, *, low_load: bool = False) -> "BackgroundReport":
-        """Do the background work now: invalidated answers, predicted questions, conversions.
+        """Do the background work now, until nothing is left or the day's budget is spent.
 
-        Ends when nothing is left to do, the day's budget is spent, or, by the settings, on battery; with `low_load` also when
-        other programs need the machine. Yields to requests of this process and others. Safe to interrupt.
+        By the settings it ends on battery too; with `low_load` also when other programs need the machine. Yields to requests
+        of this process and others. Safe to interrupt.
         """
         return self._background.run(progress, low_load=low_load)
 
     def watch_idle(self, stop: threading.Event, progress: Progress = no_progress) -> None:
-        """Do the background work at low load when no request has come for a while, until `stop` is set; for its own thread."""
+        """Do the background work whenever the machine is idle, until `stop` is set; for its own thread."""
         self._background.watch(stop, progress)
 
     # Calibration
@@ -344,7 +344,7 @@ class KnowledgeBase:
     def calibrate(
         self, questions: Sequence[str] | None = None, progress: Progress = no_progress
     ) -> "Verdict":
-        """Measure which budgets keep what full attention answers; the cheapest becomes what recipe `auto` stands for.
+        """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
@@ -360,7 +360,7 @@ class KnowledgeBase:
             return calibrate(self._state, self._components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
-        """Return what recipe `auto` stands for now, and by which verdict; loads no model."""
+        """Return what recipe `auto` stands for now, and why; loads no model."""
         from kvweave.engine.background.verdicts import Calibration
 
         try:
@@ -469,9 +469,8 @@ def open_knowledge_base(
 ) -> KnowledgeBase:
     """Open a knowledge base, creating it if it is not there.
 
-    `settings` are those of `kvweave.config` (`model`, `dtype`, `device`, `embedding_model`, `chunk_tokens`,
-    `overlap_tokens`, `top_k`, `limit_bytes`, `recipe`, `system`, …). Without `model`, the one that the knowledge base
-    was made with is used, for a new one the shipped reference model.
+    `settings` are those of `kvweave.config`, such as `model` and `top_k`. Without `model`, the one that the knowledge
+    base was made with is used, for a new one the shipped reference model.
 
     Raises InvalidRequest for an unknown setting.
     """

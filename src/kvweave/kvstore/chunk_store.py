@@ -295,7 +295,7 @@ class ChunkStore(StoreMaintenance):
         return dropped
 
     def close(self) -> None:
-        """Write the counters, publish what is queued, and release everything; close the database unless it was given."""
+        """Write the counters, publish what is queued, and release everything but a database that was given."""
         self._components.close()
 
     def __enter__(self) -> Self:

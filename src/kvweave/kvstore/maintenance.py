@@ -46,7 +46,7 @@ class StoreMaintenance:
 
     @property
     def used_bytes(self) -> int:
-        """The size of all files that are listed, of all namespaces; cheaper than `stats`, and writes nothing."""
+        """Bytes of all listed files, of all namespaces; cheaper than `stats`, and writes nothing."""
         return self._tiers.disk.used_bytes
 
     @property
@@ -98,10 +98,10 @@ class StoreMaintenance:
             local.set_limit(limit_bytes)
 
     def clear(self, tier: TierName = "disk") -> int:
-        """Drop every entry of a tier; return how many. Ownership stays.
+        """Drop every entry of a tier; return how many.
 
-        Clearing the disk drops the entries of all namespaces, and everything in memory. Clearing the shared tier drops the
-        entries of this namespace.
+        Ownership stays. Clearing the disk drops the entries of all namespaces, and everything in memory. Clearing the shared
+        tier drops the entries of this namespace.
         """
         if tier == "shared":
             if self._tiers.shared is None:
@@ -140,7 +140,7 @@ class StoreMaintenance:
         )
 
     def verify(self, tier: TierName | None = None) -> VerifyReport:
-        """Read every entry in full, drop the damaged ones, delete files without rows, and correct the counters.
+        """Read every entry in full, drop damaged ones, delete files without rows, and correct the counters.
 
         Files younger than ten minutes are left alone: another process may be about to list them. With `tier` disk or shared,
         only that one is checked. Entries in memory were verified when they were copied there.
@@ -153,7 +153,7 @@ class StoreMaintenance:
         return report
 
     def attach_device(self, device: torch.device, limit_bytes: int | None = None) -> None:
-        """Keep copies of the most used KV on the device that the model is on, as many as the cap allows.
+        """Keep copies of the most used KV on the model's device, as many as the cap allows.
 
         Args:
             device: for a CPU this does nothing: its memory is the host's.

@@ -54,9 +54,8 @@ def load_model(
     """Load a causal language model and its tokenizer through the ordinary transformers calls.
 
     Args:
-        name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` (GGUF). None or "reference" is the small model that
-            ships with kvweave, "auxiliary" an even smaller one that predicts the reference model's attention. Plugins may add
-            names (kvweave-lab has "longer").
+        name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` (GGUF). None or "reference" is the shipped
+            model, "auxiliary" a smaller one that predicts its attention. Plugins may add names (kvweave-lab has "longer").
         dtype: auto is the checkpoint's, but float32 on a CPU without units for it, if that fits into memory.
         weights: full, int8 or int4 bits in linear layers; auto is full, or int8 where only that fits into memory.
         device: auto is a GPU if there is one.
