@@ -9,10 +9,8 @@ FAST, FIRST_TOKEN, MEMORY = "serve_bfloat16.json", "serve_first_token.json", "se
 """Also written by `kvweave bench serve`: the load in bfloat16, and one part alone each."""
 FILES = (SERVE, FAST, FIRST_TOKEN, MEMORY, SOAK, TIMING)
 
-COLUMNS = (
-    *("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s"),
-    *("TTFT p50, p95, p99", "TPOT p50, p95, p99", "cached", "most memory"),
-)
+OUTCOME_COLUMNS = ("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s")
+GAP_COLUMN = "longest gap p50, p95, max"
 OUTCOMES = ("answered", "refused", "stopped", "left", "interrupted", "failed")
 
 
@@ -37,7 +35,7 @@ def throughput(result: Result) -> str:
     if not measured:
         return NOT_MEASURED
     asked, phases = measured["settings"]["traffic"], measured["phases"]
-    shares = [one["prefix_share"] for one in phases]
+    shares, gaps = [one["prefix_share"] for one in phases], any(one.get("gap") for one in phases)
     rows = [
         [
             f"{one['rate']:g}",
@@ -49,6 +47,7 @@ def throughput(result: Result) -> str:
             f"{one['tokens_per_s']:.1f}",
             _three(one["ttft"], 1, " s"),
             _three(one["tpot"], 1000, " ms"),
+            *([_gap(one.get("gap"))] if gaps else []),
             f"{one['cached_tokens'] / max(1, one['prompt_tokens']):.0%}",
             f"{one['peak_bytes'] / 1e6:,.0f} MB",
         ]
@@ -62,7 +61,11 @@ def throughput(result: Result) -> str:
             f"document's KV was stored before; a prefix cache without limit would find {sum(shares) / len(shares):.1%} of the documents.",
             "",
             *table(
-                COLUMNS,
+                [
+                    *(*OUTCOME_COLUMNS, "TTFT p50, p95, p99", "TPOT p50, p95, p99"),
+                    *([GAP_COLUMN] if gaps else []),
+                    *("cached", "most memory"),
+                ],
                 rows,
             ),
             "",
@@ -230,6 +233,12 @@ def _three(found: Result | None, scale: float, unit: str) -> str:
     if found is None:
         return "–"
     return ", ".join(f"{scale * found[name]:.2f}" for name in ("p50", "p95", "p99")) + unit
+
+
+def _gap(found: Result | None) -> str:
+    if found is None:
+        return "–"
+    return ", ".join(f"{found[name]:.2f}" for name in ("p50", "p95", "longest")) + " s"
 
 
 def _source(result: Result) -> str:

@@ -72,6 +72,16 @@ def test_refused_requests_are_counted_and_are_endless_for_the_tail():
     assert parse_phase(json.loads(json.dumps(asdict(phase)))) == phase
 
 
+def test_the_longest_gaps_are_told_with_the_longest_of_all_and_older_logs_have_none():
+    replies = [replace(answered(n, 1), longest_gap_s=n / 10) for n in range(101)] + [answered(101, 1)]
+    phase = summarize(replies, system="default", **KNOWN)
+    assert (phase.gap.p50, phase.gap.p95, phase.gap.longest) == pytest.approx((5, 9.5, 10))
+    content = json.loads(json.dumps(asdict(phase)))
+    assert parse_phase(content) == phase
+    del content["gap"]
+    assert parse_phase(content) == replace(phase, gap=None)
+
+
 def test_a_phase_without_answers_has_no_percentiles():
     phase = summarize([refused(0)], system="default", **KNOWN)
     assert (phase.ttft, phase.tpot, phase.ttft_p95_of_all, phase.requests_per_s) == (None, None, None, 0)

@@ -16,12 +16,24 @@ if TYPE_CHECKING:
     from kvweave_lab.bench.serving.comparison import ServeBench, ServeSettings
     from kvweave_lab.bench.serving.first_token import FirstToken
     from kvweave_lab.bench.serving.shared_memory import SharedMemory
-    from kvweave_lab.bench.serving.summary import Percentiles
+    from kvweave_lab.bench.serving.summary import LongestGaps, Percentiles
 
 FEW_REQUESTS = 100
 COLUMNS = (
     *("rate", "system", "answered", "refused", "failed", "req/s", "tok/s"),
-    *("TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99", "cached", "memory"),
+    *(
+        "TTFT p50",
+        "p95",
+        "p99",
+        "TPOT p50",
+        "p95",
+        "p99",
+        "longest gap p50",
+        "p95",
+        "max",
+        "cached",
+        "memory",
+    ),
 )
 
 
@@ -252,6 +264,7 @@ def _phases(done: "ServeBench") -> "Table":
             f"{phase.tokens_per_s:.1f}",
             *_seconds(phase.ttft),
             *_seconds(phase.tpot),
+            *_gaps(phase.gap),
             f"{cached:.0%}",
             amount(phase.peak_bytes),
         )
@@ -319,6 +332,12 @@ def _first_token(first: "FirstToken") -> "Table":
     ):
         table.add_row(name, *(seconds(value) for value in (spread.median, spread.low, spread.high)))
     return table
+
+
+def _gaps(found: "LongestGaps | None") -> tuple[str, str, str]:
+    if found is None:
+        return "–", "–", "–"
+    return f"{found.p50:.3f}", f"{found.p95:.3f}", f"{found.longest:.3f}"
 
 
 def _seconds(found: "Percentiles | None") -> tuple[str, str, str]:
