@@ -27,7 +27,8 @@ def forked_servers(monkeypatch):
 
 
 def test_servers_are_compared_under_the_same_arrivals_and_a_run_resumes(command, tmp_path):
-    words = ("bench", "serve", "--system", "default", "--system", "prefix", "--rate", "4", "--requests", "5")
+    words = ("bench", "serve", "--system", "default", "--system", "prefix", "--requests", "5")
+    words += ("--rate", "4", "--rate", "prefix=3", "--disk-speed", "20MB")
     words += ("--warm-requests", "1", "--memory-requests", "0", "--latency-rounds", "0", *SMALL)
     done = command(*words, "--output", tmp_path, "--quiet", timeout_s=600)
     assert "fewer than 100 requests are a first look" in done.stderr
@@ -41,7 +42,9 @@ def test_servers_are_compared_under_the_same_arrivals_and_a_run_resumes(command,
     assert (
         found["stored_share"]["default"] > found["stored_share"]["prefix"]
     )  # reused anywhere, not only at the front
+    assert {name: one["rate"] for name, one in phases.items()} == {"default": 4.0, "prefix": 3.0}
     assert all(one["ttft"]["p50"] > 0 and one["peak_bytes"] > 10**8 for one in phases.values())
+    assert all(0 < one["gap"]["p50"] <= one["gap"]["longest"] for one in phases.values())
     log = (tmp_path / "phases.jsonl").read_text()
     command(*words, "--output", tmp_path, "--quiet", timeout_s=600)
     assert (tmp_path / "phases.jsonl").read_text() == log  # nothing was measured again, and no server started

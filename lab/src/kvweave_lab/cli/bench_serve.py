@@ -57,11 +57,11 @@ class ServeOptions:
         ),
     ] = None
     rate: Annotated[
-        list[float] | None,
+        list[str] | None,
         typer.Option(
             "--rate",
-            min=0.001,
-            help="Arrivals per second; repeatable. Default: five, from what the systems can serve.",
+            help="Arrivals per second, or SYSTEM=RATE for that system alone; repeatable. Default: five, from what the systems can "
+            "serve.",
         ),
     ] = None
     requests: Annotated[
@@ -127,6 +127,14 @@ class ServeOptions:
             "--server-flag", help="A flag for every `kvweave serve`, such as --queue=64; repeatable."
         ),
     ] = None
+    disk_speed: Annotated[
+        str | None,
+        typer.Option(
+            "--disk-speed",
+            help="Bytes per second, such as 100MB, at which kvweave's servers read stored KV: a simulated disk, which every "
+            "request reads its KV from. Default: as this machine has it, mostly in memory.",
+        ),
+    ] = None
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of requests and arrivals.")] = 0
     folder: bench.Folder = None
     output: Annotated[
@@ -139,7 +147,7 @@ class ServeOptions:
     def settings(self) -> "ServeSettings":
         """Return the settings of the measurement; raises InvalidRequest for impossible ones."""
         from kvweave_lab.bench.serving.comparison import ServeSettings
-        from kvweave_lab.bench.serving.systems import SystemSettings, chosen_systems
+        from kvweave_lab.bench.serving.systems import SystemSettings, chosen_rates, chosen_systems
         from kvweave_lab.bench.serving.traffic import ServedTraffic
 
         traffic = ServedTraffic(
@@ -160,12 +168,16 @@ class ServeOptions:
             ratio=self.ratio,
             flags=tuple(self.server_flag or ()),
             parallel=self.parallel,
+            disk_bytes_per_s=None if self.disk_speed is None else opt.size_bytes(self.disk_speed),
         )
+        systems = chosen_systems(self.system or (), common)
+        rates, own_rates = chosen_rates(self.rate or (), systems)
         return ServeSettings(
             traffic,
-            chosen_systems(self.system or (), common),
+            systems,
             common,
-            rates=tuple(sorted(set(self.rate or ()))),
+            rates=rates,
+            own_rates=own_rates,
             requests=self.requests,
             warm_requests=self.warm_requests,
             rounds=self.rounds,
