@@ -18,7 +18,7 @@ from kvweave.files import write_atomically
 from kvweave_lab.bench.serving.client import run_in_turn, run_open_loop
 from kvweave_lab.bench.serving.processes import MemoryWatch, ServerFailed
 from kvweave_lab.bench.serving.summary import AtEqualTtft, Phase, at_equal_ttft, parse_phase, summarize
-from kvweave_lab.bench.serving.systems import STORES_NOTHING, System, SystemSettings, tokenizer_of
+from kvweave_lab.bench.serving.systems import LLAMA, STORES_NOTHING, System, SystemSettings, tokenizer_of
 from kvweave_lab.bench.serving.traffic import (
     Corpus,
     ServedRequest,
@@ -250,12 +250,16 @@ class _Run:
         filled.server.pause()
 
     def _warm_up(self, system: System, *, fill: bool) -> None:
-        """Let the server answer the beginning of the stream; to `fill` its store, after a pass over all documents."""
+        """Let the server answer the beginning of the stream; to `fill` its store, after a pass over all documents.
+
+        llama-server keeps the latest prompts alone, of which that pass would leave nothing.
+        """
         warm = self._warm()
         if not fill or system.stores_like == STORES_NOTHING:
             calls = [system.call(request) for request in warm[:_RESTARTED]]
         else:
-            calls = [system.call(request, new_tokens=1) for request in self._covering]
+            covering = [] if system.stores_like == LLAMA else self._covering
+            calls = [system.call(request, new_tokens=1) for request in covering]
             calls += [system.call(request) for request in warm]
         for reply in run_in_turn(system.server.url, calls):
             if reply.outcome != "answered":
