@@ -3,7 +3,8 @@
 On a machine whose memory holds all stored KV, nothing ever waits for a disk. Here each look-up reads its entries again, unless they
 are being read, as if the system had kept none of their pages. The layers of an entry arrive one after the other, at the rate of the
 disk, from the moment that it is opened: so does read-ahead, which the store asks for. There is one disk, which reads whole entries
-in the order in which they were opened. Waiting costs no processor time. Seeks, writes and SQLite are as they are.
+in the order in which they were opened; their headers, some kB without which nothing is known of an entry, it reads in between. Waiting
+costs no processor time. Seeks, writes and SQLite are as they are.
 """
 
 import sys
@@ -23,7 +24,7 @@ class SlowDisk:
     """Says when bytes have been read. Safe to use from several threads."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_s = 0.0
         self._guard = threading.Lock()
 
@@ -33,7 +34,7 @@ class SlowDisk:
         with self._guard:
             self._free_s = max(self._free_s, time.perf_counter())
             for size in sizes:
-                self._free_s += size / self._bytes_per_s
+                self._free_s += size / self.bytes_per_s
                 moments.append(self._free_s)
         return moments
 
@@ -46,7 +47,7 @@ class SlowLayers:
 
     def wait_for(self, layer: int) -> None:
         """Return when this layer has arrived."""
-        wait_until(self._moments[layer])
+        time.sleep(max(0.0, self._moments[layer] - time.perf_counter()))
 
     @property
     def layer_wait_s(self) -> float:
@@ -54,11 +55,6 @@ class SlowLayers:
         now = time.perf_counter()
         left = sum(moment > now for moment in self._moments)
         return (self._moments[-1] - now) / left if left else 0.0
-
-
-def wait_until(moment: float) -> None:
-    """Return at a moment of time.perf_counter(), or at once if it is over."""
-    time.sleep(max(0.0, moment - time.perf_counter()))
 
 
 class SlowFiles(EntryFiles):
@@ -70,13 +66,12 @@ class SlowFiles(EntryFiles):
         """As `EntryFiles.open`; layers of KV arrive while they are used, and anything else before this returns."""
         entry = super().open(name, on_damage)
         if not isinstance(entry.content, ChunkKV):
-            wait_until(self.disk.read([entry.bytes])[0])
+            time.sleep(entry.bytes / self.disk.bytes_per_s)
             return entry
         ranges = read_layer_ranges(entry.data, name)
+        time.sleep(ranges.first / self.disk.bytes_per_s)
         layers = [sum(end - begin for begin, end in parts) for parts in ranges.layers]
-        header, *moments = self.disk.read([ranges.first, *layers])
-        wait_until(header)
-        return parse_entry(entry.data, self.path(name), on_damage, SlowLayers(moments))
+        return parse_entry(entry.data, self.path(name), on_damage, SlowLayers(self.disk.read(layers)))
 
     def recent(self, name: str) -> ParsedEntry | None:
         """Return an entry that is being read."""
