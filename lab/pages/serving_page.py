@@ -7,23 +7,27 @@ from markdown_parts import NOT_MEASURED, Result, between, table
 SERVE, SOAK, TIMING = "serve.json", "soak.json", "tenant_timing.json"
 FAST, FIRST_TOKEN, MEMORY = "serve_bfloat16.json", "serve_first_token.json", "serve_memory.json"
 """Also written by `kvweave bench serve`: the load in bfloat16, and one part alone each."""
-FILES = (SERVE, FAST, FIRST_TOKEN, MEMORY, SOAK, TIMING)
+OWN_RATES, SLOW_DISK = "serve_own_rates.json", "serve_slow_disk.json"
+"""Also: each system at rates that it can serve, and KV on a simulated slow disk."""
+FILES = (SERVE, FAST, OWN_RATES, SLOW_DISK, FIRST_TOKEN, MEMORY, SOAK, TIMING)
 
-COLUMNS = (
-    *("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s"),
-    *("TTFT p50, p95, p99", "TPOT p50, p95, p99", "cached", "most memory"),
-)
+OUTCOME_COLUMNS = ("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s")
+LLAMA = "llama-server"
+GAP_COLUMN = "longest gap p50, p95, max"
 OUTCOMES = ("answered", "refused", "stopped", "left", "interrupted", "failed")
 
 
 def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
     """Return the page's parts by the names of their markers."""
-    serve, fast = results[SERVE] or {}, results[FAST] or {}
+    serve, fast, own = (results[name] or {} for name in (SERVE, FAST, OWN_RATES))
     return {
         "throughput": throughput(serve),
         "equal": equal(serve),
         "throughput-fast": throughput(fast),
         "equal-fast": equal(fast),
+        "throughput-own": throughput(own),
+        "equal-own": equal(own),
+        "throughput-slow": throughput(results[SLOW_DISK] or {}),
         "first-token": first_token(results[FIRST_TOKEN] or {}),
         "shared-memory": shared_memory(results[MEMORY] or {}),
         "soak": soak(results[SOAK]),
@@ -37,7 +41,7 @@ def throughput(result: Result) -> str:
     if not measured:
         return NOT_MEASURED
     asked, phases = measured["settings"]["traffic"], measured["phases"]
-    shares = [one["prefix_share"] for one in phases]
+    shares, gaps = [one["prefix_share"] for one in phases], any(one.get("gap") for one in phases)
     rows = [
         [
             f"{one['rate']:g}",
@@ -49,20 +53,31 @@ def throughput(result: Result) -> str:
             f"{one['tokens_per_s']:.1f}",
             _three(one["ttft"], 1, " s"),
             _three(one["tpot"], 1000, " ms"),
+            *([_gap(one.get("gap"))] if gaps else []),
             f"{one['cached_tokens'] / max(1, one['prompt_tokens']):.0%}",
             f"{one['peak_bytes'] / 1e6:,.0f} MB",
         ]
         for one in phases
     ]
+    disk = measured["settings"].get("common", {}).get("disk_bytes_per_s")
     return "\n".join(
         [
             f"{measured['model']}: {asked['per_request']} of {asked['documents']:,} documents of {asked['document_tokens']:,} tokens in "
             f"each request, popularity n^-{asked['exponent']:g}, {asked['shuffled']:.0%} in random order, at most "
             f"{asked['new_tokens']} tokens of answer, greedy; {measured['settings']['requests']} Poisson arrivals a rate. Every "
-            f"document's KV was stored before; a prefix cache without limit would find {sum(shares) / len(shares):.1%} of the documents.",
+            f"document's KV was stored before; a prefix cache without limit would find {sum(shares) / len(shares):.1%} of the documents."
+            + (
+                f" kvweave's servers read stored KV from a simulated disk of {disk / 1e6:,.0f} MB/s."
+                if disk
+                else ""
+            ),
             "",
             *table(
-                COLUMNS,
+                [
+                    *(*OUTCOME_COLUMNS, "TTFT p50, p95, p99", "TPOT p50, p95, p99"),
+                    *([GAP_COLUMN] if gaps else []),
+                    *("cached", "most memory"),
+                ],
                 rows,
             ),
             "",
@@ -76,16 +91,27 @@ def equal(result: Result) -> str:
     measured = result.get("throughput")
     if not measured or not measured["equal"]:
         return NOT_MEASURED
+    llama = {
+        one["ttft_s"]: one["requests_per_s"]
+        for one in measured["equal"]
+        if one["system"] == LLAMA and one["requests_per_s"]
+    }
     rows = [
         [
             f"{one['ttft_s']:.2f} s",
             f"`{one['system']}`",
             "–" if one["requests_per_s"] is None else f"{'≥ ' * one['at_least']}{one['requests_per_s']:.3f}",
             "–" if one["of_baseline"] is None else f"{one['of_baseline']:.2f}×",
+            *([_ratio(one["requests_per_s"], llama.get(one["ttft_s"]))] if llama else []),
         ]
         for one in measured["equal"]
     ]
-    return "\n".join(table(["p95 TTFT", "system", "requests/s", "of `prefix`"], rows))
+    of_llama = [f"of `{LLAMA}`"] if llama else []
+    return "\n".join(table(["p95 TTFT", "system", "requests/s", "of `prefix`", *of_llama], rows))
+
+
+def _ratio(served: float | None, other: float | None) -> str:
+    return f"{served / other:.2f}×" if served and other else "–"
 
 
 def first_token(result: Result) -> str:
@@ -230,6 +256,12 @@ def _three(found: Result | None, scale: float, unit: str) -> str:
     if found is None:
         return "–"
     return ", ".join(f"{scale * found[name]:.2f}" for name in ("p50", "p95", "p99")) + unit
+
+
+def _gap(found: Result | None) -> str:
+    if found is None:
+        return "–"
+    return ", ".join(f"{found[name]:.2f}" for name in ("p50", "p95", "longest")) + " s"
 
 
 def _source(result: Result) -> str:

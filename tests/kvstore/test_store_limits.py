@@ -71,6 +71,7 @@ def test_entries_are_evicted_before_the_file_is_written(
             assert put(store, chunk(seed))
         assert seen == [0, size, size, size, size]
         assert store.stats().evicted == 3
+        assert store.evicted == 3
 
 
 def test_the_least_retrieved_entries_are_evicted_first(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 TOKENS = ("one", " two", " three")
 TOKEN_S = 0.02
+STALL_S = 0.3
 
 
 def _event(content):
@@ -30,7 +31,7 @@ async def _pieces(fault):
         {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     )
     for number, token in enumerate(TOKENS):
-        await asyncio.sleep(TOKEN_S)
+        await asyncio.sleep(STALL_S if fault == "stall" and number == 1 else TOKEN_S)
         yield _event(_choice(token))
         if fault == "error" and number == 1:
             yield _event({"error": {"message": "the disk is full", "type": "server_error"}})

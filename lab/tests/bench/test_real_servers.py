@@ -27,7 +27,8 @@ def forked_servers(monkeypatch):
 
 
 def test_servers_are_compared_under_the_same_arrivals_and_a_run_resumes(command, tmp_path):
-    words = ("bench", "serve", "--system", "default", "--system", "prefix", "--rate", "4", "--requests", "5")
+    words = ("bench", "serve", "--system", "default", "--system", "prefix", "--requests", "5")
+    words += ("--rate", "4", "--rate", "prefix=3", "--disk-speed", "20MB")
     words += ("--warm-requests", "1", "--memory-requests", "0", "--latency-rounds", "0", *SMALL)
     done = command(*words, "--output", tmp_path, "--quiet", timeout_s=600)
     assert "fewer than 100 requests are a first look" in done.stderr
@@ -41,7 +42,9 @@ def test_servers_are_compared_under_the_same_arrivals_and_a_run_resumes(command,
     assert (
         found["stored_share"]["default"] > found["stored_share"]["prefix"]
     )  # reused anywhere, not only at the front
+    assert {name: one["rate"] for name, one in phases.items()} == {"default": 4.0, "prefix": 3.0}
     assert all(one["ttft"]["p50"] > 0 and one["peak_bytes"] > 10**8 for one in phases.values())
+    assert all(0 < one["gap"]["p50"] <= one["gap"]["longest"] for one in phases.values())
     log = (tmp_path / "phases.jsonl").read_text()
     command(*words, "--output", tmp_path, "--quiet", timeout_s=600)
     assert (tmp_path / "phases.jsonl").read_text() == log  # nothing was measured again, and no server started
@@ -71,18 +74,24 @@ def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path):
         kvweave_server("broken", tmp_path, model=None, flags=["--no-such-flag"]).start()
 
 
-def test_timing_is_measured_for_both_tenants(script, tmp_path):
+def test_an_attacker_s_own_texts_are_told_by_their_time_and_another_tenant_s_are_not(
+    script, tmp_path, monkeypatch
+):
+    """Long texts, so that a cached one is several times as fast: few probes then tell what leaks from what does not."""
     timing = script("tenant_timing")
+    monkeypatch.setattr(timing, "WARM_UPS", 1)
     args = argparse.Namespace(
         model=None,
-        tokens=140,
-        probes=2,
+        tokens=400,
+        probes=8,
         way=["documents"],
         idle_s=0.0,
         seed=0,
         server_flag=["--no-idle-work"],
     )
-    rows = timing.run(args, tmp_path)["rows"]
-    assert sorted((row["before"], row["probes"]) for row in rows) == [("attacker", [2, 2]), ("other", [2, 2])]
-    assert all(0 <= row["interval"][0] <= row["auc"] <= row["interval"][1] <= 1 for row in rows)
+    rows = {row["before"]: row for row in timing.run(args, tmp_path)["rows"]}
+    assert {name: row["probes"] for name, row in rows.items()} == {"attacker": [8, 8], "other": [8, 8]}
+    assert all(0 <= row["interval"][0] <= row["auc"] <= row["interval"][1] <= 1 for row in rows.values())
+    assert rows["attacker"]["auc"] > 0.9  # the positive control
+    assert rows["other"]["auc"] < 0.95  # above, by chance once in 1,800 runs where nothing leaks
     assert {path.name for path in (tmp_path / "tenants-home" / "tenants").iterdir()} == {"attacker", "other"}

@@ -10,7 +10,7 @@ from kvweave.errors import InvalidRequest
 from kvweave_lab.bench.serving.client import Reply
 from kvweave_lab.bench.serving.comparison import _saturated
 from kvweave_lab.bench.serving.summary import at_equal_ttft, parse_phase, summarize, throughput_within
-from kvweave_lab.bench.serving.systems import SystemSettings, chosen_systems
+from kvweave_lab.bench.serving.systems import SystemSettings, chosen_rates, chosen_systems
 from kvweave_lab.bench.serving.traffic import ServedRequest, ServedTraffic, arrivals_s, exact_prefix_share
 
 KNOWN = {"rate": 1.0, "round": 0, "prefix_share": 0.1, "peak_bytes": 5, "peak_anonymous_bytes": 4}
@@ -70,6 +70,16 @@ def test_refused_requests_are_counted_and_are_endless_for_the_tail():
     many = summarize([*replies, *(refused(100 + n) for n in range(10))], system="default", **KNOWN)
     assert many.ttft_p95_of_all is None
     assert parse_phase(json.loads(json.dumps(asdict(phase)))) == phase
+
+
+def test_the_longest_gaps_are_told_with_the_longest_of_all_and_older_logs_have_none():
+    replies = [replace(answered(n, 1), longest_gap_s=n / 10) for n in range(101)] + [answered(101, 1)]
+    phase = summarize(replies, system="default", **KNOWN)
+    assert (phase.gap.p50, phase.gap.p95, phase.gap.longest) == pytest.approx((5, 9.5, 10))
+    content = json.loads(json.dumps(asdict(phase)))
+    assert parse_phase(content) == phase
+    del content["gap"]
+    assert parse_phase(content) == replace(phase, gap=None)
 
 
 def test_a_phase_without_answers_has_no_percentiles():
@@ -135,3 +145,27 @@ def test_unknown_systems_and_missing_weights_are_refused(tmp_path):
     with pytest.raises(InvalidRequest, match="give --gguf"):
         chosen_systems(("llama-server",), common)
     assert "llama-server" in chosen_systems((), replace(common, gguf=tmp_path))
+
+
+def test_systems_have_the_common_rates_or_their_own():
+    systems = ("default", "prefix")
+    assert chosen_rates(("0.3", "0.1"), systems) == ((0.1, 0.3), {})
+    assert chosen_rates(("0.3", "prefix=0.1", "prefix=0.05"), systems) == ((0.3,), {"prefix": (0.05, 0.1)})
+    assert chosen_rates(("default=1", "prefix=0.1"), systems) == ((), {"default": (1.0,), "prefix": (0.1,)})
+    assert chosen_rates((), systems) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast", "'fast' is no rate"),
+        ("0", "at least 0.001"),
+        ("nan", "is no rate"),
+        ("prefix=", "is no rate"),
+        ("full=0.1", "--system full adds it"),
+        ("prefix=0.1", "default is left without a rate; give --rate default=RATE too"),
+    ],
+)
+def test_rates_that_cannot_be_measured_are_refused(text, message):
+    with pytest.raises(InvalidRequest, match=message):
+        chosen_rates((text,), ("default", "prefix"))

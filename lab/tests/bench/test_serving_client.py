@@ -1,7 +1,7 @@
 """The client of `kvweave bench serve`: times of a streamed answer, and what counts as refused or failed."""
 
 import pytest
-from served_fake import TOKEN_S, TOKENS, fake_server
+from served_fake import STALL_S, TOKEN_S, TOKENS, fake_server
 
 from kvweave_lab.bench.serving.client import Call, run_in_turn, run_open_loop
 
@@ -30,6 +30,13 @@ def test_an_answer_is_timed_and_counted(url):
     )  # neither the ping nor the empty first piece is a token
     assert TOKEN_S * 0.9 < reply.tpot_s < 5 * TOKEN_S
     assert reply.total_s > len(TOKENS) * TOKEN_S * 0.9
+
+
+def test_the_longest_gap_between_tokens_is_seen_and_neither_the_first_nor_the_end_is_one(url):
+    reply = one(url, "stall")
+    assert STALL_S * 0.9 < reply.longest_gap_s < STALL_S + 0.25
+    assert reply.tpot_s < reply.longest_gap_s  # which the mean hides
+    assert one(url, "busy").longest_gap_s is None
 
 
 @pytest.mark.parametrize(("question", "status", "says_when"), [("busy", "429", True), ("full", "503", False)])

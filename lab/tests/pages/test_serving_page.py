@@ -72,6 +72,33 @@ def test_servers_are_listed_with_what_they_refused(page, serve):
     assert "| HTTP adds | 100.0 ms | 50.0 ms | 200.0 ms |" in parts["first-token"]
 
 
+def test_throughput_is_also_told_in_that_of_llama_server(page, serve):
+    equal = serve["throughput"]["equal"]
+    llama = {"system": "llama-server", "requests_per_s": 0.1, "at_least": False, "of_baseline": 0.5}
+    equal.append({"ttft_s": 1.5, **llama})
+    equal.append({**equal[0], "ttft_s": 3.0})  # at which llama-server was not measured
+    lines = page.equal(serve).splitlines()
+    assert lines[0].endswith("| of `prefix` | of `llama-server` |")
+    assert lines[2] == "| 1.50 s | `default` | ≥ 0.400 | 2.50× | 4.00× |"
+    assert lines[5] == "| 3.00 s | `default` | ≥ 0.400 | 2.50× | – |"
+
+
+def test_a_simulated_disk_is_told(page, serve):
+    assert "simulated" not in page.throughput(serve)
+    serve["throughput"]["settings"]["common"] = {"disk_bytes_per_s": 100_000_000}
+    assert "from a simulated disk of 100 MB/s." in page.throughput(serve)
+
+
+def test_the_longest_gap_is_shown_where_it_was_recorded(page, serve):
+    assert page.GAP_COLUMN not in page.throughput(serve)
+    serve["throughput"]["phases"][0]["gap"] = {"p50": 0.1, "p95": 0.55, "longest": 0.7}
+    serve["throughput"]["phases"][1]["gap"] = None
+    header, _, first, second = page.throughput(serve).splitlines()[2:6]
+    assert f"| TPOT p50, p95, p99 | {page.GAP_COLUMN} | cached |" in header
+    assert "| 0.10, 0.55, 0.70 s | 40% |" in first
+    assert "| – | – | 40% |" in second
+
+
 def test_problems_of_a_soak_are_listed(page):
     trend = {"first_bytes": 1e9, "last_bytes": 1.1e9, "peak_bytes": 1.2e9, "slope_bytes_per_minute": 1e7}
     trend |= {"growth": 0.1, "points": [[9.0, 1e9], [18.0, 1.1e9]]}

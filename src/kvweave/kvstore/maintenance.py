@@ -55,6 +55,11 @@ class StoreMaintenance:
         return self._tiers.disk.times_full
 
     @property
+    def evicted(self) -> int:
+        """How many entries this object has evicted from the disk."""
+        return self._tiers.disk.evicted
+
+    @property
     def unused_bytes(self) -> int:
         """The size of the files that no look-up has ever found: most of them are evicted first."""
         self._usage.try_flush()

@@ -3,26 +3,35 @@
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from time import perf_counter
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvweave.engine.answering.completions import Finished
 from kvweave.engine.serving.resident import ResidentModels
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.batcher import PassBatcher
+from kvweave.models.batcher import BatchStats
 from kvweave.results import Piece
 
 SECONDS: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
-TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2)
+TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8)
+TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 VLLM: Final = (
     "num_requests_running",
     "num_requests_waiting",
     "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
     "request_time_per_output_token_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
     "e2e_request_latency_seconds",
     "prompt_tokens",
     "generation_tokens",
@@ -37,13 +46,17 @@ class ObservedRequest:
     """Measures one request from its arrival, the time in the queue included, as vLLM does."""
 
     def __init__(self, metrics: "Metrics", arrived_s: float) -> None:
-        self._metrics, self._began_s, self._first_s = metrics, arrived_s, 0.0
+        self._metrics, self._began_s, self._last_s = metrics, arrived_s, 0.0
 
     def event(self, event: Any) -> None:
         """Count what an event tells."""
-        if isinstance(event, Piece) and not self._first_s:
-            self._first_s = perf_counter()
-            self._metrics.first_token_s.observe(self._first_s - self._began_s)
+        if isinstance(event, Piece):
+            now = perf_counter()
+            if self._last_s:
+                self._metrics.between_tokens_s.observe(now - self._last_s)
+            else:
+                self._metrics.first_token_s.observe(now - self._began_s)
+            self._last_s = now
         if isinstance(event, Finished):
             self._metrics.finished(event, perf_counter() - self._began_s)
 
@@ -58,12 +71,26 @@ class Metrics:
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "Time to the first piece of an answer.", SECONDS
         )
+        self.between_tokens_s = self._histogram(
+            "inter_token_latency_seconds", "Time from one piece of an answer to the next.", TOKEN_SECONDS
+        )
         self.per_token_s = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time per token after the first, of each answer.",
             TOKEN_SECONDS,
         )
         self.latency_s = self._histogram("e2e_request_latency_seconds", "Time of a whole request.", SECONDS)
+        self.queue_s = self._histogram(
+            "request_queue_time_seconds", "Time that requests waited for a place.", SECONDS
+        )
+        self.prefill_s = self._histogram(
+            "request_prefill_time_seconds", "Time from a request's start to its first token.", SECONDS
+        )
+        self.decode_s = self._histogram(
+            "request_decode_time_seconds", "Time of an answer's other tokens.", SECONDS
+        )
+        self.prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of each prompt.", TOKENS)
+        self.answer_sizes = self._histogram("request_generation_tokens", "Tokens of each answer.", TOKENS)
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generated = self._counter("generation_tokens", "Tokens of answers.")
         self.queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in stored KV.")
@@ -82,44 +109,50 @@ class Metrics:
             "request_failure", "Requests that failed or were given up, by reason.", "reason"
         )
         self.tier_bytes = self._gauge("kv_bytes", "Stored KV of the open stores, by tier.", "tier")
-        self.evicted = self._gauge("kv_evictions", "Entries that the open stores ever evicted.")
+        self.evicted = self._counter("kv_evictions", "Entries that stores have evicted from the disk.")
+        self._evicted_by: WeakKeyDictionary[ChunkStore, int] = WeakKeyDictionary()
+        self._guard = Lock()
         self.http = self._counter("http_requests", "HTTP requests by route and status.", "route", "status")
 
     def watch(self, models: ResidentModels) -> None:
         """Show what the packed passes of these models do."""
 
-        def shown(name: str, text: str, value: Callable[[PassBatcher], float]) -> None:
-            gauge = self._gauge(name, text)
-            gauge.set_function(lambda: 0.0 if models.batcher is None else value(models.batcher))
+        def stats() -> BatchStats:
+            return BatchStats() if models.batcher is None else models.batcher.stats
 
-        shown("passes", "Calls of the model so far.", lambda batcher: batcher.stats.passes)
-        shown("pass_rows", "Rows of these calls so far.", lambda batcher: batcher.stats.rows)
-        shown("pass_requests", "Requests of these calls so far.", lambda batcher: batcher.stats.requests)
-        shown("pass_seconds", "Seconds of these calls so far.", lambda batcher: batcher.stats.seconds)
-        shown("pass_longest_seconds", "Longest call.", lambda batcher: batcher.stats.longest_s)
+        def shown(name: str, text: str, value: Callable[[], float]) -> None:
+            self._gauge(name, text).set_function(value)
+
+        self.registry.register(_PassCounters(stats))
+        shown("pass_longest_seconds", "Longest call of the model.", lambda: stats().longest_s)
+        shown("batch_requests_most", "Most requests in one call.", lambda: stats().most_requests)
         shown(
-            "batch_requests_most", "Most requests in one call.", lambda batcher: batcher.stats.most_requests
+            "passes_waiting",
+            "Requests whose pass waits or runs.",
+            lambda: 0 if models.batcher is None else models.batcher.waiting,
         )
-        shown("passes_waiting", "Requests whose pass waits or runs.", lambda batcher: batcher.waiting)
-        self._gauge("shared_kv_bytes", "Memory of the stored KV that running requests share.").set_function(
-            lambda: models.shared_bytes
+        shown(
+            "shared_kv_bytes",
+            "Memory of the stored KV that running requests share.",
+            lambda: models.shared_bytes,
         )
 
     def count_stores(self, stores: Iterable[ChunkStore]) -> None:
         """Take the sizes and evictions of the open stores; reads their databases."""
         sizes: Counts[str] = Counts()
-        evicted = 0
         for store in stores:
-            stats = store.stats()
-            evicted += stats.evicted
-            sizes.update({tier: totals.bytes for tier, totals in stats.by_tier.items()})
+            sizes.update({tier: totals.bytes for tier, totals in store.stats().by_tier.items()})
+            with self._guard:  # two readers at once must not count an entry twice
+                evicted = store.evicted
+                self.evicted.inc(evicted - self._evicted_by.get(store, 0))
+                self._evicted_by[store] = evicted
         for tier, size_bytes in sizes.items():
             self.tier_bytes.labels(tier=tier).set(size_bytes)
-        self.evicted.set(evicted)
 
     @contextmanager
     def request(self, arrived_s: float) -> Iterator[ObservedRequest]:
         """Measure a request that runs in this context and came at `arrived_s` (`time.perf_counter`)."""
+        self.queue_s.observe(perf_counter() - arrived_s)
         try:
             yield ObservedRequest(self, arrived_s)
         except BaseException as error:
@@ -134,6 +167,10 @@ class Metrics:
         if answer.plan.cache_hit is not None:
             self.answer_hits.inc()
             return
+        self.prefill_s.observe(answer.timing.ttft_s)
+        self.decode_s.observe(answer.timing.decode_s)
+        self.prompt_sizes.observe(of.prompt_tokens)
+        self.answer_sizes.observe(of.completion_tokens)
         self.prompt_tokens.inc(of.prompt_tokens)
         self.generated.inc(of.completion_tokens)
         self.queried.inc(of.prompt_tokens)
@@ -165,6 +202,21 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"kvweave:{name}", text, buckets=buckets, registry=self.registry)
+
+
+class _PassCounters(Collector):
+    """The batcher's own counts."""
+
+    def __init__(self, stats: Callable[[], BatchStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a counter for each of them."""
+        stats = self._stats()
+        yield CounterMetricFamily("kvweave:passes", "Calls of the model.", stats.passes)
+        yield CounterMetricFamily("kvweave:pass_rows", "Rows of these calls.", stats.rows)
+        yield CounterMetricFamily("kvweave:pass_requests", "Requests of these calls.", stats.requests)
+        yield CounterMetricFamily("kvweave:pass_seconds", "Seconds of these calls.", stats.seconds)
 
 
 class _Aliases(Collector):

@@ -16,12 +16,24 @@ if TYPE_CHECKING:
     from kvweave_lab.bench.serving.comparison import ServeBench, ServeSettings
     from kvweave_lab.bench.serving.first_token import FirstToken
     from kvweave_lab.bench.serving.shared_memory import SharedMemory
-    from kvweave_lab.bench.serving.summary import Percentiles
+    from kvweave_lab.bench.serving.summary import LongestGaps, Percentiles
 
 FEW_REQUESTS = 100
 COLUMNS = (
     *("rate", "system", "answered", "refused", "failed", "req/s", "tok/s"),
-    *("TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99", "cached", "memory"),
+    *(
+        "TTFT p50",
+        "p95",
+        "p99",
+        "TPOT p50",
+        "p95",
+        "p99",
+        "longest gap p50",
+        "p95",
+        "max",
+        "cached",
+        "memory",
+    ),
 )
 
 
@@ -45,11 +57,11 @@ class ServeOptions:
         ),
     ] = None
     rate: Annotated[
-        list[float] | None,
+        list[str] | None,
         typer.Option(
             "--rate",
-            min=0.001,
-            help="Arrivals per second; repeatable. Default: five, from what the systems can serve.",
+            help="Arrivals per second, or SYSTEM=RATE for that system alone; repeatable. Default: five, from what the systems can "
+            "serve.",
         ),
     ] = None
     requests: Annotated[
@@ -115,6 +127,14 @@ class ServeOptions:
             "--server-flag", help="A flag for every `kvweave serve`, such as --queue=64; repeatable."
         ),
     ] = None
+    disk_speed: Annotated[
+        str | None,
+        typer.Option(
+            "--disk-speed",
+            help="Bytes per second, such as 100MB, at which kvweave's servers read stored KV: a simulated disk, which every "
+            "request reads its KV from. Default: as this machine has it, mostly in memory.",
+        ),
+    ] = None
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of requests and arrivals.")] = 0
     folder: bench.Folder = None
     output: Annotated[
@@ -127,7 +147,7 @@ class ServeOptions:
     def settings(self) -> "ServeSettings":
         """Return the settings of the measurement; raises InvalidRequest for impossible ones."""
         from kvweave_lab.bench.serving.comparison import ServeSettings
-        from kvweave_lab.bench.serving.systems import SystemSettings, chosen_systems
+        from kvweave_lab.bench.serving.systems import SystemSettings, chosen_rates, chosen_systems
         from kvweave_lab.bench.serving.traffic import ServedTraffic
 
         traffic = ServedTraffic(
@@ -148,12 +168,16 @@ class ServeOptions:
             ratio=self.ratio,
             flags=tuple(self.server_flag or ()),
             parallel=self.parallel,
+            disk_bytes_per_s=None if self.disk_speed is None else opt.size_bytes(self.disk_speed),
         )
+        systems = chosen_systems(self.system or (), common)
+        rates, own_rates = chosen_rates(self.rate or (), systems)
         return ServeSettings(
             traffic,
-            chosen_systems(self.system or (), common),
+            systems,
             common,
-            rates=tuple(sorted(set(self.rate or ()))),
+            rates=rates,
+            own_rates=own_rates,
             requests=self.requests,
             warm_requests=self.warm_requests,
             rounds=self.rounds,
@@ -252,6 +276,7 @@ def _phases(done: "ServeBench") -> "Table":
             f"{phase.tokens_per_s:.1f}",
             *_seconds(phase.ttft),
             *_seconds(phase.tpot),
+            *_gaps(phase.gap),
             f"{cached:.0%}",
             amount(phase.peak_bytes),
         )
@@ -319,6 +344,12 @@ def _first_token(first: "FirstToken") -> "Table":
     ):
         table.add_row(name, *(seconds(value) for value in (spread.median, spread.low, spread.high)))
     return table
+
+
+def _gaps(found: "LongestGaps | None") -> tuple[str, str, str]:
+    if found is None:
+        return "–", "–", "–"
+    return f"{found.p50:.3f}", f"{found.p95:.3f}", f"{found.longest:.3f}"
 
 
 def _seconds(found: "Percentiles | None") -> tuple[str, str, str]:

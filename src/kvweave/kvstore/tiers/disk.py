@@ -72,6 +72,8 @@ class DiskTier:
         self._warned = WarnedTopics(_LOG, "chunk KV not stored, computing instead: %s")
         self.times_full = 0
         """How often an entry was not stored because the disk was full."""
+        self.evicted = 0
+        """How many entries were dropped to make room."""
         self._unusable: set[str] = set()  # damaged, but perhaps still listed if the disk accepts no writes
 
     # Reading
@@ -279,7 +281,9 @@ class DiskTier:
     def _evict(self, paths: Sequence[str]) -> int:
         """Drop files whose rows were dropped to make room, and count them; return how many."""
         if paths:
-            self._usage.add("evicted", self.drop_files(paths))
+            evicted = self.drop_files(paths)
+            self.evicted += evicted
+            self._usage.add("evicted", evicted)
         return len(paths)
 
     def _free(self, choose: Callable[[], list[str]], drop: Callable[[Sequence[str]], int]) -> int:

@@ -38,6 +38,7 @@ class Reply:
         prompt_tokens, cached_tokens, output_tokens: as the server counts them.
         detail: why it was refused or failed.
         retry_after: whether a refusal says when to try again.
+        longest_gap_s: the longest time between two pieces of the answer that came one after the other; None for fewer than two.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Reply:
     output_tokens: int = 0
     detail: str = ""
     retry_after: bool = False
+    longest_gap_s: float | None = None
 
 
 class BrokenStream(Exception):
@@ -112,6 +114,7 @@ class _Times:
     def __init__(self, number: int, due: float, began: float) -> None:
         self._number, self._due, self._began = number, due, began
         self._first = self._last = 0.0
+        self._gap: float | None = None
         self._usage: dict[str, Any] = {}
         self.finished = False
 
@@ -122,6 +125,8 @@ class _Times:
         for choice in event.get("choices") or ():
             piece = choice.get("text") or (choice.get("delta") or {}).get("content")
             ends = choice.get("finish_reason") is not None
+            if piece and self._last:
+                self._gap = max(self._gap or 0.0, now - self._last)
             if piece or ends:
                 self._first = self._first or now
                 self._last = now if piece else self._last or now
@@ -145,6 +150,7 @@ class _Times:
             output_tokens=tokens,
             detail=detail,
             retry_after=retry_after,
+            longest_gap_s=self._gap if answered else None,
         )
 
 

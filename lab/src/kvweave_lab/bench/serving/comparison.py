@@ -1,15 +1,15 @@
 """`kvweave bench serve`: servers under the same Poisson arrivals, one after the other in every rate and round.
 
 All servers run at the same time, each with everything stored, and all but the measured one are stopped (SIGSTOP): a server's
-idle work costs the others nothing. Rates rise; a system that a rate has saturated is spared the higher ones.
+idle work costs the others nothing. Rates rise; a system that a rate has saturated is spared the higher ones. Systems may have rates of their own.
 """
 
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvweave.files import write_atomically
 from kvweave_lab.bench.serving.client import run_in_turn, run_open_loop
 from kvweave_lab.bench.serving.processes import MemoryWatch, ServerFailed
 from kvweave_lab.bench.serving.summary import AtEqualTtft, Phase, at_equal_ttft, parse_phase, summarize
-from kvweave_lab.bench.serving.systems import STORES_NOTHING, System, SystemSettings, tokenizer_of
+from kvweave_lab.bench.serving.systems import LLAMA, STORES_NOTHING, System, SystemSettings, tokenizer_of
 from kvweave_lab.bench.serving.traffic import (
     Corpus,
     ServedRequest,
@@ -51,7 +51,8 @@ class ServeSettings:
         traffic: documents, requests, their popularity.
         systems: by name, in the order of the table.
         common: what all systems have in common.
-        rates: arrivals per second, rising; empty: derived from what the systems can serve.
+        rates: arrivals per second, rising, of systems without rates of their own; empty: derived from what the systems can serve.
+        own_rates: rising, of the systems that have some. Each system's first rate has the same requests as another one's, and so on.
         requests: arrivals of each system, rate and round.
         warm_requests: requests of the same stream that each server answers before, after one pass over all documents.
         rounds: how often every rate is measured.
@@ -66,6 +67,16 @@ class ServeSettings:
     warm_requests: int = 16
     rounds: int = 1
     ttft_targets_s: tuple[float, ...] = ()
+    own_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def rates_are_given(self) -> bool:
+        """Whether no system's rates have to be derived."""
+        return bool(self.rates) or set(self.systems) <= set(self.own_rates)
+
+    def rates_of(self, system: str, common: Sequence[float]) -> Sequence[float]:
+        """Return a system's rates, where those without rates of their own have the `common` ones."""
+        return self.own_rates.get(system, common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +122,13 @@ def bench_serve(
         if not _complete(settings, output, log.results):
             run = _Run(settings, folder, progress)
             with run.servers():
-                for rate in sorted(settings.rates or _derived_rates(run, output)):
+                common = settings.rates if settings.rates_are_given else _derived_rates(run, output)
+                rates = {name: settings.rates_of(name, common) for name in settings.systems}
+                for rate in sorted({rate for own in rates.values() for rate in own}):
+                    places = {name: own.index(rate) for name, own in rates.items() if rate in own}
                     for number in range(settings.rounds):
-                        run.measure(rate, number, log)
+                        slots = {name: 1 + at * settings.rounds + number for name, at in places.items()}
+                        run.measure(rate, number, slots, log)
         return _result(settings, log.results)
 
 
@@ -133,12 +148,13 @@ def _recorded_rates(output: Path | None) -> list[float]:
 
 def _complete(settings: ServeSettings, output: Path | None, phases: Sequence[Phase]) -> bool:
     """Return whether an earlier run measured everything, so that no server has to start."""
-    rates, found = settings.rates or _recorded_rates(output), {_key(phase) for phase in phases}
+    common = settings.rates if settings.rates_are_given else _recorded_rates(output)
+    found = {_key(phase) for phase in phases}
     wanted = [
         (name, rate, number)
         for name in settings.systems
         if not _saturated(phases, name, settings.traffic.seed)
-        for rate in rates
+        for rate in settings.rates_of(name, common)
         for number in range(settings.rounds)
     ]
     return bool(phases) and found.issuperset(wanted)
@@ -152,7 +168,6 @@ class _Run:
         corpus = Corpus(tokenizer_of(settings.common.model), settings.traffic)
         self._systems = [System(name, settings.common, corpus, folder) for name in settings.systems]
         self._covering = settings.traffic.covering()
-        self._slots: dict[tuple[float, int], int] = {}
 
     @contextmanager
     def servers(self) -> Iterator[None]:
@@ -185,22 +200,23 @@ class _Run:
         steps = 5
         return [round(low * (high / low) ** (step / (steps - 1)), 4) for step in range(steps)]
 
-    def measure(self, rate: float, number: int, log: ResultsLog[Any, Phase]) -> None:
-        """Measure each system that this rate is not too high for, in an order of the round's own."""
-        slot = self._slots.setdefault((rate, number), 1 + len(self._slots))
-        requests, before = self._stretch(slot), self._before(slot)
-        shares = exact_prefix_share(requests, before)
-        order = list(self._systems)
+    def measure(
+        self, rate: float, number: int, slots: Mapping[str, int], log: ResultsLog[Any, Phase]
+    ) -> None:
+        """Measure each system that this rate is not too high for, in an order of the round's own.
+
+        `slots` has the systems that are measured at this rate, and says for each which stretch of the stream it gets.
+        """
+        order = [system for system in self._systems if system.name in slots]
         random.Random(f"{self._settings.traffic.seed}/{rate}/{number}").shuffle(order)
         for place, system in enumerate(order):
             spared = _saturated(log.results, system.name, self._settings.traffic.seed)
             if log.get((system.name, rate, number)) is None and not spared:
-                log.add(self._phase(system, requests, rate, number, shares))
+                log.add(self._phase(system, slots[system.name], rate, number))
             self._progress(f"{rate:g} requests/s, round {number + 1}", place + 1, len(order))
 
-    def _phase(
-        self, system: System, requests: Sequence[ServedRequest], rate: float, number: int, prefixes: float
-    ) -> Phase:
+    def _phase(self, system: System, slot: int, rate: float, number: int) -> Phase:
+        requests = self._stretch(slot)
         moments = arrivals_s(rate, len(requests), self._settings.traffic.seed + number)
         server = system.server
         with MemoryWatch(server.pid) as memory:
@@ -212,7 +228,7 @@ class _Run:
             system=system.name,
             rate=rate,
             round=number,
-            prefix_share=prefixes,
+            prefix_share=exact_prefix_share(requests, self._before(slot)),
             peak_bytes=memory.peak.resident,
             peak_anonymous_bytes=memory.peak.anonymous,
         )
@@ -234,12 +250,16 @@ class _Run:
         filled.server.pause()
 
     def _warm_up(self, system: System, *, fill: bool) -> None:
-        """Let the server answer the beginning of the stream; to `fill` its store, after a pass over all documents."""
+        """Let the server answer the beginning of the stream; to `fill` its store, after a pass over all documents.
+
+        llama-server keeps the latest prompts alone, of which that pass would leave nothing.
+        """
         warm = self._warm()
         if not fill or system.stores_like == STORES_NOTHING:
             calls = [system.call(request) for request in warm[:_RESTARTED]]
         else:
-            calls = [system.call(request, new_tokens=1) for request in self._covering]
+            covering = [] if system.stores_like == LLAMA else self._covering
+            calls = [system.call(request, new_tokens=1) for request in covering]
             calls += [system.call(request) for request in warm]
         for reply in run_in_turn(system.server.url, calls):
             if reply.outcome != "answered":

@@ -225,10 +225,17 @@ def kvweave_server(
     flags: Sequence[str] = (),
     home: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    disk_bytes_per_s: int | None = None,
 ) -> ServerProcess:
-    """Return a `kvweave serve` that is not started yet, with a home of its own in `folder` unless one is given."""
+    """Return a `kvweave serve` that is not started yet, with a home of its own in `folder` unless one is given.
+
+    With `disk_bytes_per_s`, its disk is simulated; see `slow_disk`.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "kvweave", "serve", "--port", str(port), *flags]
+    program = ["kvweave"]
+    if disk_bytes_per_s is not None:
+        program = ["kvweave_lab.bench.serving.slow_disk", str(disk_bytes_per_s)]
+    command = [sys.executable, "-m", *program, "serve", "--port", str(port), *flags]
     if model is not None:
         command += ["--model", model]
     home = home or home_in(folder, name)

@@ -31,6 +31,23 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
 
 
 @dataclass(frozen=True, slots=True)
+class LongestGaps:
+    """The longest time between two pieces of each answer, in seconds: percentiles over the answers, and the longest of all."""
+
+    p50: float
+    p95: float
+    longest: float
+
+
+def longest_gaps(values: Iterable[float | None]) -> LongestGaps | None:
+    """As `percentiles`."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return None
+    return LongestGaps(*(float(value) for value in np.percentile(found, (50, 95, 100))))
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One system under one rate of arrivals.
 
@@ -41,6 +58,7 @@ class Phase:
         seconds: from the first arrival to the last reply.
         requests_per_s, tokens_per_s: answered requests and their output tokens, over `seconds`.
         ttft, tpot: seconds, of answered requests. TTFT counts from the moment that a request was due.
+        gap: of answered requests; None too where it was not recorded.
         ttft_p95_of_all: the 95th percentile where a request that got no answer counts as endless; None if that is endless.
         prompt_tokens, cached_tokens, output_tokens: of answered requests, as the server counts them.
         prefix_share: share of documents that a prefix cache without limit would find.
@@ -69,6 +87,7 @@ class Phase:
     peak_bytes: int
     peak_anonymous_bytes: int
     failures: tuple[str, ...]
+    gap: LongestGaps | None = None
 
 
 def summarize(replies: Sequence[Reply], **known: Any) -> Phase:
@@ -91,6 +110,7 @@ def summarize(replies: Sequence[Reply], **known: Any) -> Phase:
         tokens_per_s=tokens / seconds,
         ttft=percentiles(reply.ttft_s for reply in answered),
         tpot=percentiles(reply.tpot_s for reply in answered),
+        gap=longest_gaps(reply.longest_gap_s for reply in answered),
         ttft_p95_of_all=_tail([reply.ttft_s for reply in replies]),
         prompt_tokens=sum(reply.prompt_tokens for reply in answered),
         cached_tokens=sum(reply.cached_tokens for reply in answered),
@@ -102,7 +122,8 @@ def summarize(replies: Sequence[Reply], **known: Any) -> Phase:
 def parse_phase(content: dict[str, Any]) -> Phase:
     """Return a phase from the line of a results log."""
     parts = {name: Percentiles(**content[name]) if content[name] else None for name in ("ttft", "tpot")}
-    return Phase(**{**content, **parts, "failures": tuple(content["failures"])})
+    gap = LongestGaps(**content["gap"]) if content.get("gap") else None
+    return Phase(**{**content, **parts, "gap": gap, "failures": tuple(content["failures"])})
 
 
 def _tail(ttfts: Sequence[float | None]) -> float | None:

@@ -1,5 +1,6 @@
 """The systems that `kvweave bench serve` compares: how each server starts, and how a request is put to it."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class SystemSettings:
         ratio: share of stale tokens that recipes recompute; None leaves the recipe's own.
         flags: for every `kvweave serve`.
         parallel: requests that llama-server computes at a time.
+        disk_bytes_per_s: what a simulated disk of kvweave's servers delivers (`slow_disk`); None: they read as they do.
     """
 
     model: str | None
@@ -57,6 +59,7 @@ class SystemSettings:
     ratio: float | None = None
     flags: tuple[str, ...] = ()
     parallel: int = 4
+    disk_bytes_per_s: int | None = None
 
 
 def chosen_systems(names: Sequence[str], settings: SystemSettings) -> tuple[str, ...]:
@@ -70,6 +73,35 @@ def chosen_systems(names: Sequence[str], settings: SystemSettings) -> tuple[str,
         if name == LLAMA and settings.gguf is None:
             raise InvalidRequest("llama-server needs the same weights as a GGUF file; give --gguf")
     return tuple(dict.fromkeys(names))
+
+
+def chosen_rates(
+    texts: Sequence[str], systems: Sequence[str]
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    """Return the rates of all systems, rising, and those of systems that have their own; from `0.3` and `prefix=0.1`.
+
+    Raises InvalidRequest for what is no rate, for a system that is not compared, and for a system that is left without rates.
+    """
+    found: dict[str, set[float]] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            rate = float(number)
+        except ValueError:
+            rate = 0.0
+        if not 0.001 <= rate < math.inf:
+            raise InvalidRequest(
+                f"{text!r} is no rate; write arrivals per second, at least 0.001, or SYSTEM=RATE"
+            )
+        if name and name not in systems:
+            raise InvalidRequest(f"{text!r} is for a system that is not compared; --system {name} adds it")
+        found.setdefault(name, set()).add(rate)
+    common = tuple(sorted(found.pop("", ())))
+    own = {name: tuple(sorted(rates)) for name, rates in found.items()}
+    left = [name for name in systems if name not in own]
+    if own and left and not common:
+        raise InvalidRequest(f"{', '.join(left)} is left without a rate; give --rate {left[0]}=RATE too")
+    return common, own
 
 
 class System:
@@ -104,6 +136,7 @@ class System:
                 flags=flags,
                 home=self.home,
                 environment=environment,
+                disk_bytes_per_s=settings.disk_bytes_per_s,
             )
 
     def start(self) -> None:
