@@ -90,7 +90,7 @@ def traces(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("recipe", "functions", "files"),
-    [("reuse", 9, 7), ("weave", 13, 9)],  # a recipe that selects runs the model first for its scores
+    [("reuse", 7, 6), ("weave", 12, 8)],  # a recipe that selects runs the model first for its scores
 )
 def test_few_functions_in_few_files_are_between_a_question_and_the_model(traces, recipe, functions, files):
     stack = traces[recipe].stack

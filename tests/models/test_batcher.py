@@ -166,7 +166,7 @@ def test_a_cancelled_request_ends_between_two_pieces(many):
     with cancellable(cancelled.is_set), pytest.raises(Cancelled):
         many.compute(many.new_cache(2000), ids, many.rows(torch.arange(2000)))
     assert len(calls) == 1
-    assert many.passes.batcher.waiting == 0
+    assert many.batcher.waiting == 0
 
 
 def test_passes_that_wait_when_it_closes_are_cancelled():
