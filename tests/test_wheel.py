@@ -115,7 +115,9 @@ def test_every_command_of_the_readme_works_with_nothing_else_installed(
     ]
     settings = {"KVWEAVE_RECIPE": "reuse", "KVWEAVE_IDLE_SECONDS_PER_DAY": "1"}
     lines = [json.dumps(each) for each in given]
-    done = run_program(["-c", COMMANDS, *fresh_environment, *lines], environment | settings | {"PYTHONPATH": ""})
+    done = run_program(
+        ["-c", COMMANDS, *fresh_environment, *lines], environment | settings | {"PYTHONPATH": ""}
+    )
     assert done.returncode == 0, done.stderr
     *told, removed = json.loads(done.stdout)
     added, answer, listed, reply, worked, kept, findings = (
