@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -183,11 +184,34 @@ def models_loaded_once(monkeypatch):
     monkeypatch.setattr(TextEncoder, "_load", load_encoder)
 
 
+_chunk_kv = weakref.WeakKeyDictionary()
+
+
 @pytest.fixture
-def environment(tmp_path):
-    """The environment of a command: an empty home, small chunks, a wide terminal."""
+def chunks_computed_once(monkeypatch):
+    """A model computes a chunk's KV once per process, for tests of what is done with it: `tests/recipes` checks the KV."""
+    from kvweave.recipes.prepare import Isolated
+
+    compute = Isolated.compute
+
+    def once(prepare, ctx, chunk):
+        known, key = _chunk_kv.setdefault(ctx.adapter.model, {}), (ctx.prefix, chunk)
+        if key not in known:
+            known[key] = compute(prepare, ctx, chunk)
+        elif ctx.prefix:
+            ctx.prefix_kv()  # computing the chunk's would have stored it
+        return known[key]
+
+    monkeypatch.setattr(Isolated, "compute", once)
+
+
+@pytest.fixture
+def environment(tmp_path, request):
+    """The environment of a command: an empty home, small chunks, a wide terminal, and the RECIPE that a test file may name."""
+    recipe = getattr(request.module, "RECIPE", None)
     return {
         **os.environ,
+        **({"KVWEAVE_RECIPE": recipe} if recipe else {}),
         "KVWEAVE_HOME": str(tmp_path / "home"),
         "KVWEAVE_CHUNK_TOKENS": "48",
         "HOME": str(tmp_path),

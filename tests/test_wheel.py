@@ -1,12 +1,17 @@
 """What `pip install kvweave` brings."""
 
+import json
 import re
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from processes import run_program
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,3 +45,90 @@ def test_holds_every_file_of_the_page(wheel):
     expected = {f"kvweave/server/page/{path.name}" for path in page.iterdir()}
     assert "kvweave/server/page/index.html" in expected
     assert expected <= set(wheel.namelist())
+
+
+def installed_by(name, extras=(), found=None):
+    """Return what pip would install with a distribution, as names and extras."""
+    found = {} if found is None else found
+    if set(extras) <= found.get(name, set()) and name in found:
+        return found
+    found.setdefault(name, set()).update(extras)
+    for each in map(Requirement, distribution(name).requires or ()):
+        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            installed_by(each.name.lower(), tuple(each.extras), found)
+    return found
+
+
+@pytest.fixture
+def fresh_environment(wheel, tmp_path):
+    """Folders for a search path with the wheel and what it requires, and nothing else: a `pip install` by links."""
+    product, libraries = tmp_path / "product", tmp_path / "libraries"
+    wheel.extractall(product)
+    libraries.mkdir()
+    for name in installed_by("kvweave", ("offline",)).keys() - {"kvweave"}:
+        own = distribution(name)
+        for top in {file.parts[0] for file in own.files} - {"..", "__pycache__"}:
+            (libraries / top).exists() or (libraries / top).symlink_to(own.locate_file(top))
+    return product, libraries
+
+
+COMMANDS = """
+import contextlib, importlib.metadata, importlib.util, io, json, os, sys, sysconfig
+product, libraries, *lines = sys.argv[1:]
+installed, standard = sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("stdlib")
+for name, module in list(sys.modules.items()):  # of what the forking process has imported, what is not required
+    file = getattr(module, "__file__", None) or ""
+    if file.startswith(installed) and not os.path.exists(os.path.join(libraries, file[len(installed):])):
+        del sys.modules[name]
+sys.path[:] = [product, libraries, standard, os.path.join(standard, "lib-dynload")]
+sys.path_importer_cache.clear()
+assert importlib.util.find_spec("kvweave_lab") is importlib.util.find_spec("fastapi") is None
+assert importlib.util.find_spec("kvweave").origin.startswith(product)
+(script,) = importlib.metadata.entry_points(group="console_scripts", name="kvweave")
+told = []
+for line in lines:
+    words, typed = json.loads(line)
+    sys.argv, sys.stdin = ["kvweave", *words], io.StringIO(typed)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            script.load()()
+        except SystemExit as stop:
+            assert not stop.code, words
+    told.append(out.getvalue())
+print(json.dumps(told))
+"""
+QUESTION = "What is the password of Glorric?"
+
+
+def test_every_command_of_the_readme_works_with_nothing_else_installed(
+    fresh_environment, documents, environment
+):
+    given = [
+        (["add", str(documents), "--json"], ""),
+        (["ask", QUESTION, "--json"], ""),
+        (["ls", "--json"], ""),
+        (["chat"], f"{QUESTION}\n"),
+        (["idle", "--json"], ""),
+        (["cache", "stats", "--json"], ""),
+        (["doctor", "--json"], ""),
+        (["rm", str(documents / "supper.md"), "--json"], ""),
+    ]
+    settings = {"KVWEAVE_RECIPE": "reuse", "KVWEAVE_IDLE_SECONDS_PER_DAY": "1"}
+    lines = [json.dumps(each) for each in given]
+    done = run_program(
+        ["-c", COMMANDS, *fresh_environment, *lines], environment | settings | {"PYTHONPATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    *told, removed = json.loads(done.stdout)
+    added, answer, listed, reply, worked, kept, findings = (
+        text if text.startswith("walnut") else json.loads(text) for text in told
+    )
+    assert added["chunk_kv_computed"] == added["chunks"] > 3
+    assert answer["text"] == "walnut"
+    assert answer["plan"]["reused_tokens"] > 0
+    assert len(listed) == 3
+    assert reply.startswith("walnut")
+    assert worked["flops"] > 0
+    assert kept["hits"] > 0
+    assert all(finding["ok"] for finding in findings)
+    assert json.loads(removed)["removed"] == [str(documents / "supper.md")]

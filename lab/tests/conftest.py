@@ -19,3 +19,13 @@ def coarse_figures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "DPI", 40)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_bandwidth_trials():
+    """Memory bandwidth is measured on little memory: what is checked is where the figure goes."""
+    from kvweave_lab.bench import baselines
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "_SUMMED_BYTES", 2**22)
+        yield

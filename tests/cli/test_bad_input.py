@@ -10,6 +10,7 @@ from kvweave.errors import KvweaveError
 from kvweave.samples import DOCUMENTS
 from kvweave.testing import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from kvweave.cli.app import app
 from kvweave.errors import InvalidRequest
 
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 
 
@@ -18,6 +19,7 @@ def invoke(tmp_path):
         env={
             "KVWEAVE_HOME": str(tmp_path / "home"),
             "KVWEAVE_CHUNK_TOKENS": "48",
+            "KVWEAVE_RECIPE": "reuse",
             "KVWEAVE_SHARED": f"file://{tmp_path}/shared",
             "COLUMNS": "200",
         }

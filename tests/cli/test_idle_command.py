@@ -3,7 +3,11 @@
 import signal
 import time
 
+import pytest
+
 from processes import Program
+
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."

@@ -20,8 +20,8 @@ LAYERS, TIGHT = 2, 40_000
 @how(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    begin=st.integers(0, 120),
-    passes=st.lists(st.sampled_from([1, 1, 2, 5, 30]), min_size=8, max_size=25),
+    begin=st.integers(0, 90),
+    passes=st.lists(st.sampled_from([1, 1, 2, 5, 30]), min_size=4, max_size=12),
     budget=st.sampled_from([0.1, 0.4, 30, 1.0]),
     largest=st.integers(2, 24),
     buffer=st.integers(0, 6),

@@ -12,7 +12,7 @@ from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
 
-N, NEW = 90, 12
+N, NEW = 90, 8
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist()
 TOLERANCE = 5e-4  # on float32 logits of magnitude 5, summed by portions
 KV = OffloadSettings(

@@ -8,6 +8,8 @@ from kvweave.engine.background.precompute import Precomputer
 from kvweave.engine.background.prediction import QuestionPredictor
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
+
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
 

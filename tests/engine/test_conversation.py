@@ -38,6 +38,13 @@ def adapter():
     return tiny_adapter("qwen2")
 
 
+@pytest.fixture(scope="module")
+def whole(adapter, tmp_path_factory):
+    """The replies to all questions with everything in reach; the first ones are those to the first questions."""
+    with opened(adapter, tmp_path_factory.mktemp("whole") / "talk", WHOLE) as talk:
+        return say(talk, QUESTIONS)
+
+
 def opened(adapter, folder, kv=KV, new_tokens=12, visible=frozenset) -> Conversation:
     def prefill(prompt, sink, earlier):
         with ChunkStore(folder.parent / "store") as store:
@@ -98,15 +105,13 @@ def test_a_turn_whose_answer_is_known_is_continued_as_by_plain_transformers(adap
         assert talk.text == ""
 
 
-def test_a_conversation_that_was_not_closed_is_recomputed(adapter, tmp_path):
-    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
-        expected = say(talk, QUESTIONS[:3])
+def test_a_conversation_that_was_not_closed_is_recomputed(adapter, whole, tmp_path):
     talk = opened(adapter, tmp_path / "killed", WHOLE)
     got = say(talk, QUESTIONS[:2])
     talk._held.close()  # as after a kill: no index, and the lock is gone
     talk._stack.close()
     with opened(adapter, tmp_path / "killed", WHOLE) as talk:
-        assert got + say(talk, QUESTIONS[2:3]) == expected
+        assert got + say(talk, QUESTIONS[2:3]) == whole[:3]
 
 
 def test_files_of_another_text_are_recomputed(adapter, tmp_path, monkeypatch):
@@ -136,13 +141,11 @@ def test_recomputing_attends_to_everything(adapter, tmp_path):
         assert talk._held.counts.peak_resident_bytes <= KV.resident_bytes
 
 
-def test_a_resumed_conversation_keeps_to_the_new_memory_bound(adapter, tmp_path):
-    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
-        expected = say(talk, QUESTIONS)
+def test_a_resumed_conversation_keeps_to_the_new_memory_bound(adapter, whole, tmp_path):
     with opened(adapter, tmp_path / "kept", WHOLE) as talk:
         got = say(talk, QUESTIONS[:3])
     with opened(adapter, tmp_path / "kept", replace(WHOLE, resident_bytes=80_000)) as talk:
-        assert got + say(talk, QUESTIONS[3:]) == expected
+        assert got + say(talk, QUESTIONS[3:]) == whole
         assert talk._held.counts.peak_resident_bytes <= 80_000
 
 
@@ -180,10 +183,7 @@ def test_a_turn_that_does_not_fit_is_refused_and_changes_nothing(adapter, tmp_pa
 
 
 @pytest.mark.parametrize("between", ["turns", "processes"])
-def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, tmp_path, monkeypatch, between):
-    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
-        expected = say(talk, QUESTIONS[:2])
-
+def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, whole, tmp_path, monkeypatch, between):
     def refuse(*args):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -194,10 +194,10 @@ def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, tmp_path,
             with pytest.raises(StoreError, match="Input/output error"):
                 say(talk, QUESTIONS[1:2])
         if between == "turns":
-            assert got + say(talk, QUESTIONS[1:2]) == expected
+            assert got + say(talk, QUESTIONS[1:2]) == whole[:2]
     with opened(adapter, tmp_path / "failing", WHOLE) as talk:
         if between == "processes":
-            assert got + say(talk, QUESTIONS[1:2]) == expected
+            assert got + say(talk, QUESTIONS[1:2]) == whole[:2]
 
 
 def follows(adapter, text, replied, short=64) -> None:
@@ -226,20 +226,20 @@ def test_it_continues_when_the_frequencies_change(tmp_path, monkeypatch, replied
     monkeypatch.setattr(adapter, "append", partial(adapter.append, block_tokens=16))
     lengths, new_tokens = [], replied - adapter.template.render(Prompt("Who?", (), "Read.")).tokens
     talk = opened(adapter, tmp_path, WHOLE, new_tokens)
-    for turn in range(4):
+    for turn in range(3):
         decoded = Decoded()
         list(talk.send("Who?", (), decoded))
         assert decoded.tokens == new_tokens
         follows(adapter, talk.token_ids, new_tokens)
         lengths.append(len(talk.token_ids))
-        if turn == 2:
+        if turn == 1:
             talk._held.close()  # as after a kill
             talk._stack.close()
             talk = opened(adapter, tmp_path, WHOLE, new_tokens)
     talk.close()
     assert lengths[0] == replied
     with opened(adapter, tmp_path, WHOLE, new_tokens) as talk:
-        assert len(talk.token_ids) == lengths[3]
+        assert len(talk.token_ids) == lengths[2]
 
 
 @pytest.mark.parametrize("whole_turns", [0, 1])
@@ -263,16 +263,14 @@ def test_a_turn_that_is_not_read_to_its_end_is_discarded(adapter, tmp_path, whol
         assert talk.token_ids == tokens
 
 
-def test_a_turn_that_is_interrupted_in_its_prefill_is_discarded(adapter, tmp_path, monkeypatch):
-    with opened(adapter, tmp_path / "whole", WHOLE) as talk:
-        expected = say(talk, QUESTIONS[:2])
+def test_a_turn_that_is_interrupted_in_its_prefill_is_discarded(adapter, whole, tmp_path, monkeypatch):
     with opened(adapter, tmp_path / "broken", WHOLE) as talk:
         got = say(talk, QUESTIONS[:1])
         with monkeypatch.context() as patch:
             patch.setattr(TurnAppender, "write", broken)
             with pytest.raises(KeyboardInterrupt):
                 say(talk, QUESTIONS[2:3])
-        assert got + say(talk, QUESTIONS[1:2]) == expected
+        assert got + say(talk, QUESTIONS[1:2]) == whole[:2]
 
 
 def broken(appending, layer, keys, values, write=TurnAppender.write) -> None:

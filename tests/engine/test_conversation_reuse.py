@@ -26,7 +26,7 @@ FIRST, LATER = (
     ("The lamp is in the hall.",),
     ("The key is under the stone.", "Rain fell on the tin roof. " * 3),
 )
-NEW_TOKENS = 10
+NEW_TOKENS = 6
 SMALL = {
     "window": 8,
     "clusters": ClusterSettings(8, 16, buffer_entries=4),

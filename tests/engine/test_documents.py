@@ -10,6 +10,7 @@ import kvweave
 from kvweave.errors import EmptyKnowledgeBase
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
 

@@ -17,6 +17,7 @@ from kvweave.testing import tiny_model, tiny_tokenizer
 from processes import Program, run_program
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."

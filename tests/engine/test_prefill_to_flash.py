@@ -58,7 +58,7 @@ def prepared(adapter: Adapter, store: kvweave.ChunkStore, recipe: str = "reuse")
     prepare(adapter, store, chunks, recipe="reuse" if recipe in preparing else recipe, system=SYSTEM)
 
 
-def decoded(adapter: Adapter, result: PrefillResult, steps: int = 12) -> torch.Tensor:
+def decoded(adapter: Adapter, result: PrefillResult, steps: int = 6) -> torch.Tensor:
     """Return the logits of the prompt's last position and of some steps, (steps + 1, vocab)."""
     retrieved = offloaded_cache_of(result.kv_cache)
     held = (

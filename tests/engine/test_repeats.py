@@ -7,6 +7,7 @@ from kvweave.answer_cache.records import AnswerSettings
 from kvweave.results import Plan
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."

@@ -1,6 +1,8 @@
 """Prompts assembled from stored KV, as recipes do it: at true positions, and at overlapping ones."""
 
 import warnings
+import weakref
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,6 +11,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import GroupedPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.testing import tiny_adapter
+from kvweave.types import ChunkKV
 
 TOLERANCE = 2e-4  # as in the parity tests
 N = 60  # within the trained context of families with changing frequencies
@@ -29,9 +32,25 @@ def quiet_adapter(family: str) -> Adapter:
         return tiny_adapter(family)
 
 
+_encoded: weakref.WeakKeyDictionary[Adapter, dict[tuple[tuple[int, ...], ...], ChunkKV]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def encoded(adapter: Adapter, ids: Sequence[int], *before: ChunkKV) -> ChunkKV:
+    """Return the KV of tokens after stored KV; an adapter computes it once. No test here is of how chunks are encoded."""
+    known, key = _encoded.setdefault(adapter, {}), (tuple(ids), *(kv.token_ids for kv in before))
+    if key not in known:
+        known[key] = adapter.encode(ids, *before)
+    return known[key]
+
+
 def stale_kv_cache(adapter: Adapter) -> FusedCache:
     """Return a cache with an exact prefix, a chunk prefilled on its own, and rows without stored KV."""
-    spans = [PlacedSpan(adapter.encode(IDS[:20]), 0, 0), PlacedSpan(adapter.encode(IDS[20:STORED]), 20, 20)]
+    spans = [
+        PlacedSpan(encoded(adapter, IDS[:20]), 0, 0),
+        PlacedSpan(encoded(adapter, IDS[20:STORED]), 20, 20),
+    ]
     return adapter.new_cache(N, spans)
 
 
@@ -51,10 +70,10 @@ def ape_positions(tokens: int = APE_N) -> torch.Tensor:
 
 def ape_kv_cache(adapter: Adapter, tokens: int = APE_N) -> FusedCache:
     """Return a cache of chunks at overlapping positions; question and later tokens have no stored KV."""
-    prefix = adapter.encode(APE_IDS[:PREFIX])
+    prefix = encoded(adapter, APE_IDS[:PREFIX])
     spans = [PlacedSpan(prefix, 0, 0)]
     for start in range(*CONTEXT, CHUNK):
-        spans.append(PlacedSpan(adapter.encode(APE_IDS[start : start + CHUNK], prefix), start, PREFIX))
+        spans.append(PlacedSpan(encoded(adapter, APE_IDS[start : start + CHUNK], prefix), start, PREFIX))
     return adapter.new_cache(tokens, spans, ape_positions(tokens))
 
 

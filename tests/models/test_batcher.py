@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prompts import APE_IDS, APE_ROWS, IDS, STORED, N, ape_kv_cache, ape_plan, close, quiet_adapter
+from prompts import APE_IDS, APE_ROWS, IDS, STORED, N, ape_kv_cache, ape_plan, close, encoded, quiet_adapter
 
 from kvweave.cancellation import cancellable
 from kvweave.errors import Cancelled
@@ -27,8 +27,8 @@ def many():
 def entries(adapter):
     """Return stored KV of a prefix and a chunk, as a store returns it."""
     return [
-        replace(adapter.encode(IDS[:20]), entry="prefix"),
-        replace(adapter.encode(IDS[20:STORED]), entry="chunk"),
+        replace(encoded(adapter, IDS[:20]), entry="prefix"),
+        replace(encoded(adapter, IDS[20:STORED]), entry="chunk"),
     ]
 
 
@@ -166,7 +166,7 @@ def test_a_cancelled_request_ends_between_two_pieces(many):
     with cancellable(cancelled.is_set), pytest.raises(Cancelled):
         many.compute(many.new_cache(2000), ids, many.rows(torch.arange(2000)))
     assert len(calls) == 1
-    assert many.passes.batcher.waiting == 0
+    assert many.batcher.waiting == 0
 
 
 def test_passes_that_wait_when_it_closes_are_cancelled():

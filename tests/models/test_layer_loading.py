@@ -92,7 +92,7 @@ def test_a_pass_records_its_layer_time():
     kv_cache, slow = placed(adapter)
     slow.rest.set()
     run_pass(adapter, kv_cache)
-    assert adapter.passes._layer_time.lower_bound_s(N) > 0.0
+    assert adapter._layer_time.lower_bound_s(N) > 0.0
 
 
 def test_layers_that_arrive_slower_than_they_compute_are_loaded_even_if_the_first_is_there():

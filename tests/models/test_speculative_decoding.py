@@ -53,7 +53,7 @@ def other(token):
 def test_no_draft_changes_the_reply(adapter, family):
     ids = prompt(40)
     true = plain_generation(family, ids, COUNT)
-    for right in range(COUNT + 1):  # the number of right tokens in the draft
+    for right in (0, 1, 2, 5, COUNT - 1, COUNT):  # the number of right tokens in the draft
         draft = [*true[:right], *(other(token) for token in true[right:])]
         decoded, passes = drafted(adapter, ids, [draft])
         assert list(decoded.ids) == true, right
@@ -118,7 +118,7 @@ def test_a_draft_is_cut_to_the_reply_limit():
 
 
 def test_prompt_lookup_changes_no_reply(adapter, family):
-    for seed in range(4):
+    for seed in range(2):
         ids = prompt(40, seed)
         true = plain_generation(family, ids, COUNT)
         ids = [

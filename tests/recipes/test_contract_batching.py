@@ -67,7 +67,7 @@ def test_many_threads_together_give_what_each_gives_alone(name, adapter, many, p
         expected = alone[number % len(prompts)]
         close(logits, expected[0])
         assert (ids, plan, new) == expected[1:4]
-    assert many.passes.batcher.stats.most_requests > 1
+    assert many.batcher.stats.most_requests > 1
 
 
 def test_requests_over_the_same_chunks_hold_one_copy_of_them(many, prompt):

@@ -101,13 +101,12 @@ def adapter_with_windows(family: str, window: int | None) -> Adapter:
     return Adapter(model, tiny_tokenizer(), name=f"{family}-{window}")
 
 
-def sliding_prompt(adapter, seed: int) -> Prompt:
-    """Return chunks of more than eight windows together, and a question with words of one of them."""
-    generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(WORDS), (CHUNKS, 4), generator=generator).tolist()
+def sliding_prompt(place: int = 0) -> Prompt:
+    """Return chunks of more than eight windows together, the same ones in turn, and a question with a word of one of them."""
+    picks = torch.randint(len(WORDS), (CHUNKS, 4), generator=torch.Generator().manual_seed(1)).tolist()
     chunks = [f"{number} " + " ".join(WORDS[i] for i in pick) for number, pick in enumerate(picks)]
-    chunks[seed % CHUNKS] += " lamp"
-    return Prompt("Lamp?", tuple(chunks))
+    chunks[0] += " lamp"
+    return Prompt("Lamp?", (*chunks[CHUNKS - place :], *chunks[: CHUNKS - place]))
 
 
 @contextmanager
@@ -123,23 +122,26 @@ PROMPTS = range(0, CHUNKS, 2)  # the evidence is in every second chunk, once in 
 
 
 class Shares:
-    """Shares of selected rows in the last window of the context, means over prompts whose evidence is anywhere."""
+    """Shares of selected rows in the last window of the context, means over prompts whose evidence is anywhere.
+
+    The prompts have the same chunks in turn, so that each chunk's KV is computed once.
+    """
 
     def __init__(self, adapter):
         self.adapter = adapter
-        self.prompts = [(sliding_prompt(adapter, seed), MemoryStore()) for seed in PROMPTS]
+        self.prompts, self.store = [sliding_prompt(place) for place in PROMPTS], MemoryStore()
 
     def of(self, name, score=None):
         """Return the share for a recipe, or for another score over the recipe's KV."""
-        return sum(self._share(*prompt, name, score) for prompt in self.prompts) / len(self.prompts)
+        return sum(self._share(prompt, name, score) for prompt in self.prompts) / len(self.prompts)
 
     def before(self, name, score=None):
         with hidden_windows(self.adapter):
             return self.of(name, score)
 
-    def _share(self, prompt, store, name, score):
-        prepare(self.adapter, store, prompt, name)
-        state = state_of(self.adapter, store, prompt, name)
+    def _share(self, prompt, name, score):
+        prepare(self.adapter, self.store, prompt, name)
+        state = state_of(self.adapter, self.store, prompt, name)
         scores = (score or recipe_named(name).select.score).scores(state)
         self.rows = math.ceil(RATIO * state.stale.numel()) * len(self.prompts)
         selected = state.stale[top_tokens(scores, math.ceil(RATIO * state.stale.numel()))]
@@ -159,8 +161,8 @@ def shares(request):
 
 def test_the_prompts_are_eight_windows_long():
     adapter = tiny_adapter()
-    for seed in PROMPTS:
-        tokens = adapter.template.render(sliding_prompt(adapter, seed))
+    for place in PROMPTS:
+        tokens = adapter.template.render(sliding_prompt(place))
         chunks = [span for span in tokens.spans if span.kind == "chunk"]
         assert chunks[-1].end - chunks[1].start > 8 * WINDOW
         assert (
@@ -202,7 +204,7 @@ def test_kvshare_does_not_favour_the_last_window(shares):
 @pytest.mark.parametrize("family", HYBRID)
 def test_fusionrag_ends_at_the_last_layer_that_sees_the_whole_context(family):
     adapter, store = tiny_adapter(family), MemoryStore()
-    prompt, ran = sliding_prompt(adapter, 0), []
+    prompt, ran = sliding_prompt(), []
     prepare(adapter, store, prompt, "fusionrag")
     state = state_of(adapter, store, prompt, "fusionrag")
     for layer, module in enumerate(adapter.model.model.layers):
@@ -216,7 +218,7 @@ def test_fusionrag_ends_at_the_last_layer_that_sees_the_whole_context(family):
 @pytest.mark.parametrize("family", SLIDING)
 def test_windows_that_cover_the_context_change_nothing(family):
     adapter = adapter_with_windows(family, 256)
-    prompt, store = sliding_prompt(adapter, 0), MemoryStore()
+    prompt, store = sliding_prompt(), MemoryStore()
     assert 256 in adapter.geometry.windows
     for name in ASKING:
         prepare(adapter, store, prompt, name)
@@ -229,7 +231,7 @@ def test_windows_that_cover_the_context_change_nothing(family):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_without_windows_in_the_way_the_score_is_the_mean_over_all_layers(family):
     adapter, store = adapter_with_windows(family, 256), MemoryStore()
-    prompt = sliding_prompt(adapter, 0)
+    prompt = sliding_prompt()
     prepare(adapter, store, prompt, "prophetkv")
     state, other = (state_of(adapter, store, prompt, "prophetkv") for _ in range(2))
     probe = AttentionProbe(other.question_rows, columns=other.context)
@@ -240,7 +242,7 @@ def test_without_windows_in_the_way_the_score_is_the_mean_over_all_layers(family
 
 def test_the_pass_ends_at_the_last_layer_that_counts():
     adapter, store = tiny_adapter("gemma3"), MemoryStore()
-    prompt, ran = sliding_prompt(adapter, 0), []
+    prompt, ran = sliding_prompt(), []
     prepare(adapter, store, prompt, "prophetkv")
     state = state_of(adapter, store, prompt, "prophetkv")
     for layer, module in enumerate(adapter.model.model.layers):
@@ -251,7 +253,7 @@ def test_the_pass_ends_at_the_last_layer_that_counts():
 
 def test_far_keys_are_moved_to_half_a_window_and_near_ones_stay():
     adapter, store = tiny_adapter("mistral-sliding"), MemoryStore()
-    prompt = sliding_prompt(adapter, 0)
+    prompt = sliding_prompt()
     prepare(adapter, store, prompt, "prophetkv")
     state = state_of(adapter, store, prompt, "prophetkv")
     like = torch.empty(1, adapter.geometry.kv_heads, 0, adapter.geometry.head_width)

@@ -100,7 +100,6 @@ def test_five_functions_lead_from_run_to_the_model(recipe, adapter, store, promp
     assert stacks[-1] == [
         "run",
         "SelectedRows.run",
-        "Adapter.compute",
         "Passes.compute",
         "ModelRunner.run",
     ]

@@ -7,6 +7,8 @@ from typer.testing import CliRunner
 from kvweave.cli.app import app
 from kvweave_lab.bench import measurement as environment
 
+RECIPE = "reuse"  # prepares least; nothing here depends on it
+
 GLORRIC = "What is the password of Glorric?"
 
 

@@ -1,5 +1,7 @@
 """The command lines of long decoding: its evaluation, and a resumed conversation."""
 
+RECIPE = "reuse"  # prepares least; nothing here depends on it
+
 
 def test_eval_decode_reports_rows_and_resumes_from_its_results(command, tmp_path):
     words = ["eval", "decode", "--task", "dialogue", "--samples", "1", "--seed", "0", "--length", "40"]

@@ -15,10 +15,13 @@ SELECTION = (
 HOTPOT = '{"dataset": "hotpotqa", "input": "Where is it?", "context": "It is here. ", "answers": ["here"]}\n'
 
 
-def test_every_recipe_and_task_has_a_row(command):
-    recipes = ("full", "naive", "direct", "reuse")
+def test_every_recipe_and_task_has_a_row_and_recomputing_everything_is_full_attention(command, tmp_path):
+    recipes, folder = ("full", "naive", "direct", "reuse"), tmp_path / "results"
     options = [word for recipe in recipes for word in ("--recipe", recipe)]
-    result = json.loads(command(*FEW, *options, "--json").stdout)
+    environment = {"KVWEAVE_DTYPE": "float32", "KVWEAVE_DEVICE": "cpu"}
+    ratios = ("--ratio", "0", "--ratio", "0.3", "--ratio", "1", "--json", "--output", folder)
+    done = command(*FEW, *options, *ratios, **environment)
+    result = json.loads(done.stdout)
     rows = result["rows"]
     assert {(row["task"], row["recipe"]) for row in rows} == {
         (task, recipe) for task in ("single", "coref", "overall") for recipe in recipes
@@ -30,14 +33,19 @@ def test_every_recipe_and_task_has_a_row(command):
     full = [row for row in rows if row["recipe"] == "full"]
     assert all(row["score"] == row["full_score"] and row["agreement"] == 1 and row["kl"] == 0 for row in full)
 
-
-def test_recomputing_everything_is_full_attention(command):
-    rows = json.loads(command(*FEW, "--recipe", "reuse", "--ratio", "1", "--json").stdout)["rows"]
     (all_rows,) = [
         row for row in rows if (row["task"], row["recipe"], row["ratio"]) == ("overall", "reuse", 1)
     ]
     assert all_rows["agreement"] == 1
     assert all_rows["kl"] < 1e-9
+
+    assert "Some figures rest on 2 prompts; below 200" in done.stderr
+    assert "--ratio 0.3 does not apply to full, naive, direct, reuse, which select no tokens" in done.stderr
+    assert {row["ratio"] for row in rows if row["recipe"] == "naive"} == {0, 1}
+
+    called = json.loads((folder / "rows.json").read_text("utf-8"))["about"]["command"]
+    assert called.startswith("kvweave eval --samples 2 --task single")
+    assert called.endswith("--dtype float32 --device cpu")  # from the environment
 
 
 def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_resumes(command, tmp_path):
@@ -62,22 +70,6 @@ def without_times(log: str) -> list[str]:
     return sorted(json.dumps({name: line[name] for name in line if name != "took_s"}) for line in lines)
 
 
-def test_the_page_has_the_command_with_options_from_the_environment(command, tmp_path):
-    options = (*FEW, "--recipe", "naive", "--output", tmp_path / "results")
-    command(*options, KVWEAVE_DTYPE="float32", KVWEAVE_DEVICE="cpu")
-    rows = json.loads((tmp_path / "results" / "rows.json").read_text("utf-8"))
-    result = rows["about"]["command"]
-    assert result.startswith("kvweave eval --samples 2 --task single")
-    assert result.endswith("--dtype float32 --device cpu")
-
-
-def test_few_prompts_and_ratios_that_do_not_apply_are_reported(command):
-    result = command(*FEW, "--recipe", "naive", "--ratio", "0", "--ratio", "0.3", "--json")
-    assert "Some figures rest on 2 prompts; below 200" in result.stderr
-    assert "--ratio 0.3 does not apply to naive, which select no tokens" in result.stderr
-    assert {row["ratio"] for row in json.loads(result.stdout)["rows"] if row["recipe"] == "naive"} == {0}
-
-
 def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
     few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
     two = ("--matrix", "--recipe", "random", "--prepare", "bare", "--prepare", "isolated")
@@ -95,10 +87,11 @@ def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
     assert {row["recipe"] for row in content["rows"]} == {"full", "reuse", "bare+random", "random"}
 
 
-def test_storages_are_compared_prompt_by_prompt(command):
+def test_storages_are_compared_prompt_by_prompt(command, tmp_path):
     few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
     options = (*few, "--recipe", "reuse", "--storage", "int8", "--storage", "int4")
-    result = json.loads(command(*options, "--json").stdout)
+    told = command(*options, "--output", tmp_path).stdout
+    result = json.loads((tmp_path / "rows.json").read_text("utf-8"))
     assert result["matrices"] == []  # one preparation in three storages
     found = result["storages"]
     assert [(cost["recipe"], cost["storage"], cost["samples"]) for cost in found] == [
@@ -107,7 +100,7 @@ def test_storages_are_compared_prompt_by_prompt(command):
     ]
     for cost in found:
         assert cost["lost"] == cost["exact_score"] - cost["score"]
-    assert "chunk KV in fewer bits" in command(*options).stdout
+    assert "chunk KV in fewer bits" in told
 
 
 def test_prompts_that_are_too_long_are_left_out_and_counted(command, tmp_path):

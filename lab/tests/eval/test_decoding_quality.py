@@ -25,7 +25,7 @@ from kvweave_lab.eval.decoding.shift import kmeans_variance
 from kvweave_lab.eval.long_texts import LongText, Reply, long_text
 from kvweave_lab.eval.world import Haystack
 
-LENGTHS = (48, 96)
+LENGTHS = (32, 64)
 KV = OffloadSettings(
     0.3,
     window=8,
@@ -64,7 +64,7 @@ class TestSegments:
         assert runs["dense"].greedy == tuple(logits.argmax(-1).tolist())
         true = ids[0, prefilled.text.prompt_tokens :]
         losses = torch.nn.functional.cross_entropy(logits.float(), true, reduction="none")
-        expected = [float(losses[:48].mean()), float(losses[48:].mean())]
+        expected = [float(losses[:32].mean()), float(losses[32:].mean())]
         assert [part.nll for part in runs["dense"].segments] == pytest.approx(expected, abs=1e-3)
         for part in runs["dense"].segments:
             assert part.quality.recall == 1
@@ -85,7 +85,7 @@ class TestSegments:
             assert part.quality.output_error > 0
             assert part.clusters > 3
             assert part.variance > 0
-            assert part.counts["rows"] == part.steps == 48
+            assert part.counts["rows"] == part.steps == 32
             assert part.counts["peak_resident_bytes"] <= BOUND
         assert runs[name].updated.seen > 0
         assert list(runs[name].updated.retrieved) == sorted(runs[name].updated.retrieved)
@@ -97,10 +97,10 @@ class TestSegments:
             assert part.quality.output_error < 1e-4
 
 
-def test_recording_changes_no_results(adapter, prefilled, monkeypatch):
-    recorded = decode(adapter, prefilled, "dynakv", KV, LENGTHS)
+def test_recording_changes_no_results(adapter, prefilled, runs, monkeypatch):
+    recorded = runs["dynakv"]
     monkeypatch.setattr("kvweave_lab.eval.decoding.run.RECORD_EVERY", 10**9)
-    unrecorded = decode(adapter, prefilled, "dynakv", KV, LENGTHS)
+    unrecorded = decode(adapter, prefilled, "dynakv", replace(KV, resident_bytes=BOUND), LENGTHS)
     assert unrecorded.greedy == recorded.greedy
     for one, other in zip(unrecorded.segments, recorded.segments, strict=True):
         for name in ("attended", "retrieved", "splits", "bytes_written"):
@@ -108,20 +108,19 @@ def test_recording_changes_no_results(adapter, prefilled, monkeypatch):
     assert unrecorded.segments[1].quality is None
 
 
-def test_only_answers_with_distant_evidence_are_judged_by_all_their_tokens(adapter, prefilled):
-    text = prefilled.text
-    greedy = decode(adapter, prefilled, "dense", replace(KV, strategy="dense"), LENGTHS).greedy
+def test_only_answers_with_distant_evidence_are_judged_by_all_their_tokens(adapter, prefilled, runs):
+    text, greedy = prefilled.text, runs["dense"].greedy
     ids = list(text.token_ids)
     first = text.prompt_tokens
     ids[first : first + 2] = greedy[:2]  # the first answer becomes correct; the text before it is the same
     replies = (
         Reply(first, first, first + 1, 500),
-        Reply(first, first, first + 40, 500),
+        Reply(first, first, first + 24, 500),
         Reply(first, first, first + 1, 5),
     )
     given = replace(text, token_ids=tuple(ids), replies=tuple(sorted(replies, key=lambda reply: reply.end)))
     (part,) = decode(
-        adapter, Prefilled.of(adapter, given), "dense", replace(KV, strategy="dense"), (48,)
+        adapter, Prefilled.of(adapter, given), "dense", replace(KV, strategy="dense"), (32,)
     ).segments
     assert (part.judged, part.correct) == (2, 1)
 
@@ -180,7 +179,7 @@ def result(adapter, output, small_clusters):
 class TestEvaluation:
     REQUEST = Request(
         ("dialogue", "story"),
-        (32, 64),
+        (16, 32),
         ("dynakv", "static"),
         (0.3,),
         seeds=(0, 1),
@@ -192,7 +191,7 @@ class TestEvaluation:
         found = [(row.strategy, row.decode_tokens, row.task) for row in result.rows]
         tasks = ("dialogue", "story", "overall")
         assert found == [
-            (name, n, task) for name in ("dense", "dynakv", "static") for n in (32, 64) for task in tasks
+            (name, n, task) for name in ("dense", "dynakv", "static") for n in (16, 32) for task in tasks
         ]
         for row in result.rows:
             assert (row.texts, row.seeds) == (4 if row.task == "overall" else 2, 2)
@@ -204,7 +203,7 @@ class TestEvaluation:
         by_name = {(run.variant, run.text): run for run in result.runs}
         found = list(comparison_rows(result.runs))
         assert [(row.strategy, row.decode_tokens, row.task) for row in found] == [
-            ("static", n, task) for n in (32, 64) for task in ("dialogue", "story", "overall")
+            ("static", n, task) for n in (16, 32) for task in ("dialogue", "story", "overall")
         ]
         stories = [name for variant, name in by_name if variant == "static" and "story" in name]
         dynakv, static = (

@@ -1,42 +1,34 @@
-"""A Hugging Face model as kvweave uses it: unmodified, run over chosen rows of a prompt.
+"""A Hugging Face model as kvweave uses it: unmodified, with its tokenizer, its caches and its way to place stored KV.
 
-The adapter computes rows of a fused cache, prefills a chunk's KV and takes decoding steps; rows and steps of several
-requests can run packed in one call. It knows nothing of stores, recipes or documents.
+Knows nothing of stores, recipes or documents.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvweave.errors import InvalidRequest
-from kvweave.models.attention import ATTENTION_NAME, RowPlan, attention_modules, register_attention
+from kvweave.models.attention import ATTENTION_NAME, RowPlan, register_attention
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
-from kvweave.models.forward import RowSchedule, continuation_plan
+from kvweave.models.forward import continuation_plan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
-from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
-from kvweave.models.packed import PassRows
-from kvweave.models.pass_cost import PassCost
+from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.pass_schedule import PASS_S
-from kvweave.models.passes import ModelRunner, Passes
-from kvweave.models.preemption import BLOCK_TOKENS, Preemption
-from kvweave.models.projections import StoredQueries, separate_projections
+from kvweave.models.passes import Passes
 from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
-from kvweave.models.support import probe
 from kvweave.types import ChunkKV, TokenizedPrompt
 
 
-class Adapter:
+class Adapter(Passes):
     """Wraps a loaded model and its tokenizer.
 
     Switches the model to kvweave's attention function; outside kvweave's own passes, that function calls the library's. Also
@@ -44,9 +36,7 @@ class Adapter:
     runs at a time; threads may share the object. Raises UnsupportedModel if the model's KV cannot be represented.
 
     Attributes:
-        projections: the modules that make queries, keys and values; None if they cannot run on some rows alone.
         critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
-        passes: runs the model; one pass at a time, or those of concurrent requests together after `serve_many`.
         spans: the stored KV that concurrent requests share; None gives each its own copy.
     """
 
@@ -60,15 +50,11 @@ class Adapter:
         register_attention()
         model.eval()
         model.set_attn_implementation(ATTENTION_NAME)
-        self.model = model
         self.tokenizer = tokenizer
         self.template = PromptTemplate(tokenizer)
-        self.geometry, self.rotation = probe(model)
-        self.projections = separate_projections(model, self.geometry, self.rotation)
+        super().__init__(model)
         self.critical_layers = middle_layers(self.geometry.layers)
         self.fingerprint = fingerprint(model, tokenizer, name or type(model).__name__, memory)
-        runner = ModelRunner(model, self.rotation, attention_modules(model).values())
-        self.passes = Passes(runner, self.geometry.layers)
         self.spans: SpanPool | None = None
 
     def new_cache(
@@ -92,60 +78,6 @@ class Adapter:
             return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions.to(device))
         return FusedCache(self.geometry.layers, length, placed, angles, positions.to(device))
 
-    def compute(
-        self,
-        kv_cache: FusedCache,
-        token_ids: Sequence[int],
-        plan: RowPlan,
-        *,
-        capture: bool = False,
-        hook: UpdateHook | None = None,
-        row_schedule: RowSchedule | None = None,
-        projected: Tensor | None = None,
-    ) -> Tensor:
-        """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
-
-        Writes their K,V into the cache. Every row attends to all cache positions up to its own.
-
-        Args:
-            kv_cache: the prompt's cache.
-            token_ids: all of the prompt's, (N,).
-            plan: the rows and how they attend.
-            capture: afterwards, `kv_cache.capture.kv` holds the rows' unrotated K and V.
-            hook: sees what every layer is about to replace.
-            row_schedule: may drop rows between layers; the last row stays.
-            projected: (W,), some of the rows; these alone are projected and written. The others take queries, keys and
-                values from the placed spans. Raises InvalidRequest if the spans hold no queries, or the model has no
-                `projections`.
-        """
-        stored = None if projected is None else self._stored_queries(kv_cache, plan.rows, projected)
-        rows = replace(self._pass_rows(kv_cache, token_ids, plan), hook=hook)
-        return self.passes.compute(rows, capture, stored, row_schedule)
-
-    def run_partial(
-        self,
-        kv_cache: FusedCache,
-        token_ids: Sequence[int],
-        plan: RowPlan,
-        hook: UpdateHook | None = None,
-    ) -> None:
-        """Run a pass as `compute` does, for its hooks alone; it ends where one raises StopForward.
-
-        The rows of the layers that ran are in the cache. Those of the layer at which the pass ended are too if a hook of
-        the plan ended it. If `hook` ended it, that layer and the later ones keep what they held.
-        """
-        with suppress(StopForward):
-            self.compute(kv_cache, token_ids, plan, hook=hook)
-
-    def compute_packed(self, requests: Sequence[tuple[FusedCache, Sequence[int], RowPlan]]) -> list[Tensor]:
-        """Do what `compute` does for each (cache, token ids, plan), in one call of the model and without padding.
-
-        Requests whose lengths need other rotary frequencies run in calls of their own. Returns each request's
-        logits of its last row, (1, vocab). Raises InvalidRequest if a cache appears twice.
-        """
-        packed = [self._pass_rows(*request) for request in requests]
-        return self.passes.compute_packed(packed)
-
     def rows(self, rows: Tensor) -> RowPlan:
         """Return a plan for plain causal attention of these prompt positions (T,), ascending."""
         return RowPlan(rows.to(self.geometry.device), self.geometry.dtype)
@@ -167,7 +99,7 @@ class Adapter:
         self.check_length(len(ids))
         kv_cache = self.new_cache(len(ids), spans)
         plan = self.rows(torch.arange(start, len(ids)))
-        if not self.passes.in_pieces:  # a pass with hooks runs whole
+        if not self._in_pieces:  # a pass with hooks runs whole
             plan.hooks.append(StopAtLayer(self.geometry.layers - 1))  # the logits are not needed
         with suppress(StopForward):
             self.compute(kv_cache, ids, plan, capture=True)
@@ -189,35 +121,6 @@ class Adapter:
         """Return the KV of no tokens."""
         g = self.geometry
         return ChunkKV((), torch.empty(g.layers, 2, g.kv_heads, 0, g.head_width, dtype=g.dtype))
-
-    def step(self, kv_cache: AppendableCache, token_id: int) -> Tensor:
-        """Append one token to the cache and return the logits after it, (1, vocab).
-
-        It attends by the cache's continuation, if there is one. Raises InvalidRequest where a cache with positions or a
-        continuation of its own outgrows the short frequencies of a LongRoPE model. The caller computes plain caches
-        again in that case, see `needs_rope_rescale`.
-        """
-        return self.passes.append(kv_cache, torch.tensor([token_id], device=self.geometry.device))
-
-    def append(self, kv_cache: AppendableCache, token_ids: Sequence[int], block_tokens: int = 256) -> Tensor:
-        """Append tokens in passes of `block_tokens` and return the last one's logits, (1, vocab).
-
-        Each token attends as a step would. Errors as for `step`; InvalidRequest if there are no tokens.
-        """
-        for block in self._appended_ids(token_ids).split(block_tokens):
-            logits = self.passes.append(kv_cache, block)
-        return logits
-
-    def verify_draft(self, kv_cache: FusedCache, token_ids: Sequence[int]) -> Tensor:
-        """Append tokens in one pass and return the logits after each of them, (T, vocab). Errors as for `append`."""
-        return self.passes.append(kv_cache, self._appended_ids(token_ids), keep=len(token_ids))
-
-    def step_packed(self, steps: Sequence[tuple[FusedCache, int]]) -> list[Tensor]:
-        """Do what `step` does for each (cache, token id), in one call of the model; as `compute_packed`."""
-        ids = (self._appended_ids([token_id]) for _, token_id in steps)
-        return self.passes.compute_packed(
-            [self.passes.next_rows(kv_cache, own) for (kv_cache, _), own in zip(steps, ids, strict=True)]
-        )
 
     def generate_kwargs(self, kv_cache: FusedCache, prompt: TokenizedPrompt) -> dict[str, object]:
         """Return arguments for `model.generate` that continue from a computed cache.
@@ -245,29 +148,12 @@ class Adapter:
         # Their embedding remembers a call's length: no other thread may place spans during a pass.
         changing = self.rope_regime(sys.maxsize) != "fixed"
         self.spans = SpanPool() if share and not changing else None
-        return self.passes.start_batching(pass_s, load_ahead=load_ahead)
+        return self.start_batching(pass_s, load_ahead=load_ahead)
 
     def serve_alone(self) -> None:
         """From now on run one pass at a time again, each with its own copy of stored KV. Passes that wait raise Cancelled."""
         self.spans = None
-        self.passes.stop_batching()
-
-    @contextmanager
-    def low_priority(
-        self, preemption: Preemption, cost: PassCost | None = None, block_tokens: int = BLOCK_TOKENS
-    ) -> Iterator[None]:
-        """In this context, this thread's prefills, steps and chunk KV can be preempted, and their cost is counted.
-
-        They may raise what `preemption` raises, and Preempted where a stopped pass cannot be resumed. Packed passes are
-        not affected.
-
-        Args:
-            preemption: decides when a pass stops, and receives its cost.
-            cost: the operations to count; by default the model's own, else those of another shape.
-            block_tokens: rows of a prefill that run at once: more are quicker together, and one layer of them takes longer.
-        """
-        with self.passes.low_priority(preemption, cost or PassCost.of(self.model), block_tokens):
-            yield
+        self.stop_batching()
 
     def rope_regime(self, prompt_tokens: int) -> str:
         """Name the frequency scaling that a pass of this length uses; "fixed" if it never changes."""
@@ -285,7 +171,7 @@ class Adapter:
     def stays_in_rope_regime(self, kv_cache: FusedCache, tokens: int) -> bool:
         """Whether the next `tokens` appended tokens would all run under the frequencies of the cached KV."""
         held_and_next = kv_cache.next_rows(1 + tokens) - 1  # the last cached row and the new ones
-        return self.passes.same_regime(kv_cache, held_and_next)
+        return self._same_regime(kv_cache, held_and_next)
 
     def check_append(self, kv_cache: AppendableCache, tokens: int) -> None:
         """Raise InvalidRequest if that many more tokens need other frequencies than the cached KV; see `step`."""
@@ -299,22 +185,3 @@ class Adapter:
         """Wait until the device has finished its queued work, so that a clock read afterwards is right."""
         if self.geometry.device.type == "cuda":
             torch.cuda.synchronize(self.geometry.device)
-
-    def _appended_ids(self, token_ids: Sequence[int]) -> Tensor:
-        if not token_ids:
-            raise InvalidRequest("there are no tokens to append")
-        return torch.tensor(token_ids, device=self.geometry.device)
-
-    def _pass_rows(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: RowPlan) -> PassRows:
-        ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]
-        return PassRows(kv_cache, ids, kv_cache.positions_of(plan.rows), plan)
-
-    def _stored_queries(self, kv_cache: FusedCache, rows: Tensor, projected: Tensor) -> StoredQueries:
-        if self.projections is None:
-            raise InvalidRequest(
-                f"{type(self.model).__name__} does not make queries, keys and values in modules q_proj, k_proj and v_proj that "
-                "rotation of whole heads follows, so that its projections run on all rows; leave `projected` out"
-            )
-        return StoredQueries(
-            self.rotation.module, self.projections, kv_cache.spans, rows, projected.to(rows.device)
-        )

@@ -10,7 +10,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from itertools import chain
@@ -48,8 +48,9 @@ class Page:
     text: str
 
 
-def installed_pages(count: int = PAGES) -> list[Page]:
-    """Return `count` pages of documentation, always the same ones on a machine that does not change.
+@cache
+def installed_pages(count: int = PAGES) -> tuple[Page, ...]:
+    """Return `count` pages of documentation, always the same ones on a machine that does not change. Read once per process.
 
     Written pages come before docstrings. Within each of the two, the digest of a page's name decides, so that every
     package has a share. Raises InvalidRequest if there are fewer.
@@ -66,7 +67,7 @@ def installed_pages(count: int = PAGES) -> list[Page]:
         raise InvalidRequest(
             f"only {len(pages)} pages of documentation are installed; ask for fewer with --distractors"
         )
-    return list(pages.values())
+    return tuple(pages.values())
 
 
 _Source = tuple[str, Callable[[], str]]
