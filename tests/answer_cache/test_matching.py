@@ -55,7 +55,6 @@ NO_SLIPS = [
     ("Where is Ailsa?", "Where is Alisa?"),
     ("Where is Hassan's office?", "Where is Hasan's office?"),
     ("Who pays the eighth bill?", "Who pays the eigth bill?"),
-    ("When is the internal audit?", "When is the inernal audit?"),  # as near to "infernal"
     ("What does the carer do?", "What does the career do?"),
     ("Who trained the angel?", "Who trained the angle?"),
     ("Who looks after the barn?", "Who locks after the brn?"),

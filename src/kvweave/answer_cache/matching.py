@@ -13,6 +13,7 @@ from kvweave.answer_cache.english.alignment import are_same_keywords, likelihood
 from kvweave.answer_cache.english.context import question_amid, questions_in
 from kvweave.answer_cache.english.dates import fold_dates
 from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.mistyped import mistyped
 from kvweave.answer_cache.english.normalize import (
     EXACT,
     clean_text,
@@ -52,7 +53,8 @@ class Comparison:
         sameness: the verdict.
         kind: what it rests on: "words", "reading", "spelling", "context", "keywords"; "keywords", "wording" or "context" if they
             are near; else the difference.
-        errors: words in lower case that were taken for typing errors of others.
+        errors: words in lower case that were taken for typing errors of others, and words that they may be errors of as well: it holds
+            where the documents have none of them.
     """
 
     sameness: Sameness
@@ -119,9 +121,15 @@ class EnglishMatcher:
         if unlike is None and cosine >= threshold:
             return Comparison("same", "reading")
         first, second = clean_text(question), clean_text(other)
-        if max(len(first), len(second)) <= _MOST_CHARACTERS and _is_english(first) and _is_english(second):
+        english = [_is_english(text) for text in (first, second)]
+        if max(len(first), len(second)) <= _MOST_CHARACTERS and any(english):
             try:
-                return _compared(first, second, cosine, threshold)
+                if all(english):
+                    return _compared(first, second, cosine, threshold)
+                # What looks like another language may be errors.
+                found = mistyped(first, second) if first.isascii() and second.isascii() else None
+                if found is not None:
+                    return Comparison("same", "spelling", found.errors + found.rivals)
             except (LookupError, ValueError):
                 # No known text comes here. If one does, its request must not fail.
                 _LOG.warning("two questions could not be compared and count as different", exc_info=True)
@@ -141,7 +149,8 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
                 continue  # what is said around them may differ
             errors = _same_words(core, other_core, cosine >= threshold)
             if errors is not None:
-                kind = "spelling" if errors else "context" if moved else "words"
+                plain = not errors and _plain(core) == _plain(other_core)
+                kind = "spelling" if not plain else "context" if moved else "words"
                 return Comparison("same", kind, errors)
     if _asked_amid(first, second) or _asked_amid(second, first):
         return Comparison("near", "context")
@@ -188,8 +197,8 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
         return None
     if errors and _plain(one) == _plain(other):
         return errors
-    if slips := _slips(first, second):
-        return slips
+    if found := mistyped(first, second):
+        return found.errors + found.rivals
     if not near:
         return None
     here, there = normalize(one), normalize(other)
@@ -197,20 +206,12 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     return errors if alike else None
 
 
-def _slips(one: str, other: str) -> tuple[str, ...]:
-    """Return the typing errors that two texts differ by and by nothing else; empty if they differ by more."""
-    if len(one.split()) != len(other.split()) or has_symbols(one) or has_symbols(other):
-        return ()
-    one, other, errors = _undone(one, other, slips=True)
-    return errors if _plain(one) == _plain(other) else ()
-
-
-def _undone(one: str, other: str, slips: bool = False) -> tuple[str, str, tuple[str, ...]]:
+def _undone(one: str, other: str) -> tuple[str, str, tuple[str, ...]]:
     """Return two cleaned texts whose typing errors of each other's words are undone, and the errors; see `corrected`."""
-    first = corrected(one, other, slips)
+    first = corrected(one, other)
     if first is not None:
         one = first.text
-    second = corrected(other, one, slips)
+    second = corrected(other, one)
     if second is not None:
         other = second.text
     return (
