@@ -295,3 +295,23 @@ def test_the_general_words_hold_words_forms_names_and_opposites():
     assert not words.is_common("london")
     assert words.are_antonyms("rising", "falls")
     assert not words.are_antonyms("rising", "mason")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Who owns the battery retest?", "Who is responsible for the battery retest?", True),
+        ("who is in charge of the budget review", "Who is the owner of the budget review?", True),
+        (
+            "Who owns the boat?",
+            "Who is responsible for the boat?",
+            False,
+        ),  # a thing has an owner and a keeper
+        ("Who owns the battery retest?", "Who is responsible for the brake retest?", False),
+        ("Who owns the review?", "Who is not responsible for the review?", False),
+        ("Who owned the review?", "Who is responsible for the review?", False),
+        ("Who owns the test bench?", "Who is responsible for the test bench?", False),
+    ],
+)
+def test_who_owns_a_task_is_responsible_for_it(one, other, same):
+    assert ENGLISH.same(one, other, 0.7, 0.85) is ENGLISH.same(other, one, 0.7, 0.85) is same

@@ -5,6 +5,7 @@ than two paraphrases. So they only propose, and the words decide. Knows nothing 
 """
 
 import logging
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, Protocol
@@ -43,6 +44,15 @@ _REMEMBERED: Final = 4096
 
 _MOST_CHARACTERS: Final = 400
 """Longer questions are not searched for typing errors or context."""
+
+
+_RESPONSIBLE: Final = re.compile(
+    r"who (?:owns|is the owner of|is (?:responsible|accountable) for|is in charge of) (?:the )?([a-z]+(?: [a-z]+){0,3})[ ?.!]*",
+    re.IGNORECASE,
+)
+_TASKS: Final = frozenset(
+    "task project process migration rollout audit survey deployment onboarding test review check update".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,8 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
                 plain = not errors and _plain(core) == _plain(other_core)
                 kind = "spelling" if not plain else "context" if moved else "words"
                 return Comparison("same", kind, errors)
+    if first != second and _in_charge(first) == _in_charge(second) != "":
+        return Comparison("same", "wording")
     if _asked_amid(first, second) or _asked_amid(second, first):
         return Comparison("near", "context")
     return _nearness(questions_in(first)[-1], questions_in(second)[-1], cosine)
@@ -168,6 +180,18 @@ def _nearness(first: str, second: str, cosine: float) -> Comparison:
     if likelihood(first, second, cosine) >= NEAR_LIKELIHOOD:
         return Comparison("near", kind)
     return Comparison("different", veto(first, second) or "distance")
+
+
+def _in_charge(text: str) -> str:
+    """Return what a cleaned question asks who is in charge of, if it is a task; else an empty text.
+
+    Who owns a task is responsible for it: a retest, the budget review. Who owns a thing need not be.
+    """
+    found = _RESPONSIBLE.fullmatch(text)
+    if found is None:
+        return ""
+    words = found[1].casefold().split()
+    return " ".join(words) if words[-1].removeprefix("re") in _TASKS or words[-1] in _TASKS else ""
 
 
 def _asked_amid(text: str, other: str) -> bool:
