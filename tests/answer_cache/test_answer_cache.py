@@ -112,6 +112,19 @@ def test_a_look_alike_never_matches_however_near(cache):
         assert find(cache, other, threshold=0.0) is None
 
 
+def test_a_stored_question_is_found_by_its_letters_where_errors_move_its_vector_away(cache, database):
+    put(cache, "Who is the oldest member of the choir?", "Ben", at=vector(1, 0, 0))
+    for number in range(20):
+        put(cache, f"Where is hall {number} of the fair?", str(number), at=vector(0, 1, 0))
+    typed = "who is teh odlest membr of teh chior"
+    assert find(cache, typed, at=vector(0, 1, 0)).text == "Ben"
+    reopened = AnswerCache(database, 10**7)
+    assert find(reopened, typed, at=vector(0, 1, 0)).text == "Ben"
+    put(reopened, "Who is the oldest member of the crew?", "Carl", at=vector(1, 0, 0))
+    assert find(reopened, "who is teh odlest mebmer of teh crwe", at=vector(0, 1, 0)).text == "Carl"
+    assert find(reopened, "who is teh odlest mebmer of teh club", at=vector(0, 1, 0)) is None
+
+
 def test_the_nearest_of_several_is_returned(cache):
     put(cache, "By whom was Anna paid?", "far", at=vector(1, 0.6, 0))
     put(cache, WHO, "near", at=vector(1, 0.1, 0))

@@ -55,7 +55,6 @@ NO_SLIPS = [
     ("Where is Ailsa?", "Where is Alisa?"),
     ("Where is Hassan's office?", "Where is Hasan's office?"),
     ("Who pays the eighth bill?", "Who pays the eigth bill?"),
-    ("When is the internal audit?", "When is the inernal audit?"),  # as near to "infernal"
     ("What does the carer do?", "What does the career do?"),
     ("Who trained the angel?", "Who trained the angle?"),
     ("Who looks after the barn?", "Who locks after the brn?"),
@@ -296,3 +295,23 @@ def test_the_general_words_hold_words_forms_names_and_opposites():
     assert not words.is_common("london")
     assert words.are_antonyms("rising", "falls")
     assert not words.are_antonyms("rising", "mason")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Who owns the battery retest?", "Who is responsible for the battery retest?", True),
+        ("who is in charge of the budget review", "Who is the owner of the budget review?", True),
+        (
+            "Who owns the boat?",
+            "Who is responsible for the boat?",
+            False,
+        ),  # a thing has an owner and a keeper
+        ("Who owns the battery retest?", "Who is responsible for the brake retest?", False),
+        ("Who owns the review?", "Who is not responsible for the review?", False),
+        ("Who owned the review?", "Who is responsible for the review?", False),
+        ("Who owns the test bench?", "Who is responsible for the test bench?", False),
+    ],
+)
+def test_who_owns_a_task_is_responsible_for_it(one, other, same):
+    assert ENGLISH.same(one, other, 0.7, 0.85) is ENGLISH.same(other, one, 0.7, 0.85) is same

@@ -123,6 +123,13 @@ def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
     assert cached.find(typed, lambda: EAST, wider).text == "2 kg"
 
 
+def test_a_word_that_may_be_an_error_of_two_words_is_none_where_the_documents_have_both(cached, index):
+    keep(cached, "When is the internal audit?", "3 May", EAST)
+    assert find(cached, "When is the inernal audit?", EAST) == "3 May"
+    index.chunks = [OWN, chunk("b", "The infernal audit is held by devils.")]
+    assert find(cached, "When is the inernal audit?", EAST) is None
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

@@ -34,7 +34,7 @@ _CANDIDATES: Final = 8
 """How many of the nearest questions are compared with one word by word."""
 
 _LEAST_COSINE: Final = 0.4
-"""Questions below are not compared: typing errors and what is said around a question leave more in common."""
+"""Questions below are not compared, unless they have almost the same letters."""
 
 _MOST_PAIRS: Final = 1000
 """How many pairs of answers are compared at a time."""
@@ -106,7 +106,7 @@ class AnswerCache:
         alike.sort(key=lambda each: -each[1])
         found, near = self._compared(question, alike, threshold)
         if found is None and self._entries.has_answers(settings):
-            alike = self._entries.neighbours(vector(), settings, _CANDIDATES, _LEAST_COSINE)
+            alike = self._entries.neighbours(question, vector(), settings, _CANDIDATES, _LEAST_COSINE)
             found, near = self._compared(question, alike, threshold)
         return found, near
 

@@ -244,10 +244,10 @@ class Entries:
         )
 
     def neighbours(
-        self, vector: Vector, settings: AnswerSettings, most: int, at_least: float
+        self, question: str, vector: Vector, settings: AnswerSettings, most: int, at_least: float
     ) -> list[tuple[CachedAnswer, float]]:
-        """Return the answers to the questions nearest to a vector (dimensions,), each with its cosine; the nearest first."""
-        near = self._neighbours.nearest(vector, encoded(settings), most, at_least)
+        """Return the answers to the questions nearest to one by its vector (dimensions,), then by letters, each with its cosine."""
+        near = self._neighbours.nearest(clean_text(question), vector, encoded(settings), most, at_least)
         answers = ((self.get(id_), cosine) for id_, cosine in near)
         return [(answer, cosine) for answer, cosine in answers if answer is not None]
 

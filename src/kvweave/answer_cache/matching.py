@@ -5,6 +5,7 @@ than two paraphrases. So they only propose, and the words decide. Knows nothing 
 """
 
 import logging
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, Protocol
@@ -13,6 +14,7 @@ from kvweave.answer_cache.english.alignment import are_same_keywords, likelihood
 from kvweave.answer_cache.english.context import question_amid, questions_in
 from kvweave.answer_cache.english.dates import fold_dates
 from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.mistyped import mistyped
 from kvweave.answer_cache.english.normalize import (
     EXACT,
     clean_text,
@@ -44,6 +46,15 @@ _MOST_CHARACTERS: Final = 400
 """Longer questions are not searched for typing errors or context."""
 
 
+_RESPONSIBLE: Final = re.compile(
+    r"who (?:owns|is the owner of|is (?:responsible|accountable) for|is in charge of) (?:the )?([a-z]+(?: [a-z]+){0,3})[ ?.!]*",
+    re.IGNORECASE,
+)
+_TASKS: Final = frozenset(
+    "task project process migration rollout audit survey deployment onboarding test review check update".split()
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What comparing two questions gave.
@@ -52,7 +63,8 @@ class Comparison:
         sameness: the verdict.
         kind: what it rests on: "words", "reading", "spelling", "context", "keywords"; "keywords", "wording" or "context" if they
             are near; else the difference.
-        errors: words in lower case that were taken for typing errors of others.
+        errors: words in lower case that were taken for typing errors of others, and words that they may be errors of as well: it holds
+            where the documents have none of them.
     """
 
     sameness: Sameness
@@ -119,9 +131,15 @@ class EnglishMatcher:
         if unlike is None and cosine >= threshold:
             return Comparison("same", "reading")
         first, second = clean_text(question), clean_text(other)
-        if max(len(first), len(second)) <= _MOST_CHARACTERS and _is_english(first) and _is_english(second):
+        english = [_is_english(text) for text in (first, second)]
+        if max(len(first), len(second)) <= _MOST_CHARACTERS and any(english):
             try:
-                return _compared(first, second, cosine, threshold)
+                if all(english):
+                    return _compared(first, second, cosine, threshold)
+                # What looks like another language may be errors.
+                found = mistyped(first, second) if first.isascii() and second.isascii() else None
+                if found is not None:
+                    return Comparison("same", "spelling", found.errors + found.rivals)
             except (LookupError, ValueError):
                 # No known text comes here. If one does, its request must not fail.
                 _LOG.warning("two questions could not be compared and count as different", exc_info=True)
@@ -141,8 +159,11 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
                 continue  # what is said around them may differ
             errors = _same_words(core, other_core, cosine >= threshold)
             if errors is not None:
-                kind = "spelling" if errors else "context" if moved else "words"
+                plain = not errors and _plain(core) == _plain(other_core)
+                kind = "spelling" if not plain else "context" if moved else "words"
                 return Comparison("same", kind, errors)
+    if first != second and _in_charge(first) == _in_charge(second) != "":
+        return Comparison("same", "wording")
     if _asked_amid(first, second) or _asked_amid(second, first):
         return Comparison("near", "context")
     return _nearness(questions_in(first)[-1], questions_in(second)[-1], cosine)
@@ -159,6 +180,18 @@ def _nearness(first: str, second: str, cosine: float) -> Comparison:
     if likelihood(first, second, cosine) >= NEAR_LIKELIHOOD:
         return Comparison("near", kind)
     return Comparison("different", veto(first, second) or "distance")
+
+
+def _in_charge(text: str) -> str:
+    """Return what a cleaned question asks who is in charge of, if it is a task; else an empty text.
+
+    Who owns a task is responsible for it: a retest, the budget review. Who owns a thing need not be.
+    """
+    found = _RESPONSIBLE.fullmatch(text)
+    if found is None:
+        return ""
+    words = found[1].casefold().split()
+    return " ".join(words) if words[-1].removeprefix("re") in _TASKS or words[-1] in _TASKS else ""
 
 
 def _asked_amid(text: str, other: str) -> bool:
@@ -188,8 +221,8 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
         return None
     if errors and _plain(one) == _plain(other):
         return errors
-    if slips := _slips(first, second):
-        return slips
+    if found := mistyped(first, second):
+        return found.errors + found.rivals
     if not near:
         return None
     here, there = normalize(one), normalize(other)
@@ -197,20 +230,12 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     return errors if alike else None
 
 
-def _slips(one: str, other: str) -> tuple[str, ...]:
-    """Return the typing errors that two texts differ by and by nothing else; empty if they differ by more."""
-    if len(one.split()) != len(other.split()) or has_symbols(one) or has_symbols(other):
-        return ()
-    one, other, errors = _undone(one, other, slips=True)
-    return errors if _plain(one) == _plain(other) else ()
-
-
-def _undone(one: str, other: str, slips: bool = False) -> tuple[str, str, tuple[str, ...]]:
+def _undone(one: str, other: str) -> tuple[str, str, tuple[str, ...]]:
     """Return two cleaned texts whose typing errors of each other's words are undone, and the errors; see `corrected`."""
-    first = corrected(one, other, slips)
+    first = corrected(one, other)
     if first is not None:
         one = first.text
-    second = corrected(other, one, slips)
+    second = corrected(other, one)
     if second is not None:
         other = second.text
     return (

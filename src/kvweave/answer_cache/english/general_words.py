@@ -77,6 +77,8 @@ def bases(word: str) -> Iterator[str]:
             continue
         if ending == "es" and not stem.endswith(_SIBILANTS):
             continue
+        if ending in ("d", "r", "st") and not stem.endswith("e"):
+            continue
         yield stem + more
         if not more and len(stem) > _SHORTEST and stem[-1] == stem[-2] and ending[0] in "eir":
             yield stem[:-1]

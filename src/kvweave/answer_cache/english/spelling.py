@@ -1,7 +1,7 @@
 """Recognises typing errors: a word that is no word, one letter away from a word of another question and from no other word.
 
 Numbers, dates, names and short words are never taken for errors, nor is a word that is a general one. Where two questions are equal
-but for such errors, more is taken for one: `is_slip`. Whether the user's documents have the word is the caller's to check.
+but for their errors, `mistyped` takes more for one. Whether the user's documents have the word is the caller's to check.
 """
 
 import re
@@ -13,14 +13,12 @@ from typing import Final, NamedTuple
 
 from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.related_words import related_words
 from kvweave.languages import ENGLISH, function_words
 
 _WORD: Final = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 
 _LONG: Final = 5  # letters of a word in which one letter may be wrong
 _SWAPPED: Final = 4  # letters of a word in which two neighbours may have changed places
-_LONG_NAME: Final = 6  # letters of a name in which they may; one less in a known place, a date or a number
 _PREFIXES: Final = ("un", "in", "im", "dis", "non", "mis", "re", "de", "pre")
 NUMBERS_AND_DATES: Final = frozenset(
     "january february march april may june july august september october november december monday tuesday wednesday thursday "
@@ -39,11 +37,8 @@ class Correction(NamedTuple):
     errors: tuple[str, ...]
 
 
-def corrected(text: str, other: str, slips: bool = False) -> Correction | None:
-    """Return a cleaned question whose typing errors of words of another one are undone; None without any.
-
-    With `slips` also what only counts as one between questions that are equal otherwise, which the caller checks.
-    """
+def corrected(text: str, other: str) -> Correction | None:
+    """Return a cleaned question whose typing errors of words of another one are undone; None without any."""
     words, wanted = list(_WORD.finditer(text)), list(_WORD.finditer(other))
     plain, target = ([word[0].lower() for word in each] for each in (words, wanted))
     pieces, errors, end = [], [], 0
@@ -52,7 +47,7 @@ def corrected(text: str, other: str, slips: bool = False) -> Correction | None:
             continue
         for word, meant in zip(words[i:j], wanted[k:m], strict=True):
             begins = not word.start() or not meant.start()
-            if is_typing_error(word[0], meant[0], begins) or (slips and is_slip(word[0], meant[0], begins)):
+            if is_typing_error(word[0], meant[0], begins):
                 pieces += [text[end : word.start()], meant[0]]
                 errors.append(word[0].lower())
                 end = word.end()
@@ -68,65 +63,16 @@ def is_typing_error(word: str, meant: str, first: bool = False) -> bool:
         return False
     return (
         _is_near(typed, right)
-        and _is_general(right)
+        and is_general(right)
         and not is_word(typed)
-        and not _differ_by_prefix(typed, right)
+        and not differ_by_prefix(typed, right)
         and not _may_be_another(typed, right)
     )
 
 
-def is_slip(word: str, meant: str, first: bool = False) -> bool:
-    """Return whether a word is a misspelling of another one if all words around the two are equal.
-
-    Takes two neighbouring letters that changed places, a letter that is doubled or should be, and one that is left out; unless
-    another word that texts have often is as near. In names and dates, neighbours that changed places behind the first letter.
-    """
-    typed, right = word.lower(), meant.lower()
-    parts = [each.split("-") for each in (typed, right)]
-    if len(parts[0]) == len(parts[1]) > 1:
-        unlike = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
-        return len(unlike) == 1 and is_slip(*unlike[0])
-    if not (typed.isascii() and typed.isalpha() and right.isascii() and right.isalpha()):
-        return False
-    swapped = _is_swapped(typed, right)
-    if is_word(typed):  # "form" for "from"
-        function_words = _function_words()
-        kept = typed[0] == right[0] and len(right) >= _SWAPPED and typed not in function_words
-        return swapped and kept and right in lexicon().prepositions
-    named = any(letter.isupper() for letter in word[first:] + meant[first:])
-    if right in NUMBERS_AND_DATES:
-        others = NUMBERS_AND_DATES - {right}
-        return (
-            swapped
-            and len(right) >= _LONG_NAME - 1
-            and not any(edits(typed, other, 1) <= 1 for other in others)
-        )
-    if named and not _is_general(right):
-        least = _LONG_NAME - (right in general_words().names)
-        return swapped and typed[0] == right[0] and len(right) >= least
-    if not _is_general(right) or _differ_by_prefix(typed, right):
-        return False
-    if swapped:
-        return len(right) >= _SWAPPED - 1 and not any(map(_is_usual, _swaps(typed) - {typed, right}))
-    if len(right) < _SWAPPED or typed[0] != right[0] or abs(len(typed) - len(right)) != 1:
-        return False
-    if _undoubled(typed) == _undoubled(right):
-        return True
-    left_out = any(right[:n] + right[n + 1 :] == typed for n in range(1, len(right)))
-    return left_out and not named and not any(map(_is_usual, _one_letter_away(typed) - {right}))
-
-
-def _is_usual(word: str) -> bool:
-    return word in _function_words() or word in NUMBERS_AND_DATES or related_words().is_frequent(word)
-
-
-def _undoubled(word: str) -> str:
-    return "".join(letter for n, letter in enumerate(word) if not n or letter != word[n - 1])
-
-
 def is_word(word: str) -> bool:
     """Return whether a word in lower case is a general word, a function word or a name."""
-    return word in _function_words() or word in lexicon().single_words or general_words().is_known(word)
+    return word in words_of_grammar() or word in lexicon().single_words or general_words().is_known(word)
 
 
 def unknown_words(words: Iterable[str]) -> list[str]:
@@ -134,24 +80,26 @@ def unknown_words(words: Iterable[str]) -> list[str]:
     return [word for word in words if not is_word(word)]
 
 
-def _is_general(word: str) -> bool:
-    return word in _function_words() or word in lexicon().single_words or general_words().is_common(word)
+def is_general(word: str) -> bool:
+    """Return whether a word in lower case is a general word or a function word."""
+    return word in words_of_grammar() or word in lexicon().single_words or general_words().is_common(word)
 
 
 @cache
-def _function_words() -> frozenset[str]:
+def words_of_grammar() -> frozenset[str]:
+    """Return the words that only relate others or ask."""
     return function_words()[ENGLISH] | lexicon().function_words | {"which", "whose", "whom"}
 
 
 def _is_near(typed: str, right: str) -> bool:
     """Return whether the words differ in one letter behind the first, or in two neighbours that changed places."""
     shorter = min(len(typed), len(right))
-    if _is_swapped(typed, right):
-        return shorter >= _SWAPPED or (right in _function_words() and shorter == _SWAPPED - 1)  # "teh"
+    if is_swapped(typed, right):
+        return shorter >= _SWAPPED or (right in words_of_grammar() and shorter == _SWAPPED - 1)  # "teh"
     return shorter >= _LONG and typed[0] == right[0] and edits(typed, right, 1) == 1
 
 
-def _differ_by_prefix(one: str, other: str) -> bool:
+def differ_by_prefix(one: str, other: str) -> bool:
     """Return whether the words are equal but for what is put in front: "inactive", "reactive"."""
     stems = [
         {word, *(word.removeprefix(prefix) for prefix in _PREFIXES if word.startswith(prefix))}
@@ -163,16 +111,17 @@ def _differ_by_prefix(one: str, other: str) -> bool:
 @lru_cache(maxsize=1024)
 def _may_be_another(typed: str, right: str) -> bool:
     """Return whether a third word is as near; letters that changed places are nearer than others."""
-    swaps = _swaps(typed)
-    near = swaps if right in swaps else swaps | _one_letter_away(typed)
+    swapped = swaps(typed)
+    near = swapped if right in swapped else swapped | one_letter_away(typed)
     return any(is_word(word) or word in NUMBERS_AND_DATES for word in near - {typed, right})
 
 
-def _swaps(word: str) -> set[str]:
+def swaps(word: str) -> set[str]:
+    """Return what a word becomes by two neighbouring letters that change places."""
     return {word[:n] + word[n + 1] + word[n] + word[n + 2 :] for n in range(len(word) - 1)}
 
 
-def _one_letter_away(word: str) -> set[str]:
+def one_letter_away(word: str) -> set[str]:
     """Return what a word becomes by a letter more, less, or another one."""
     near = set()
     for n in range(len(word) + 1):
@@ -183,7 +132,7 @@ def _one_letter_away(word: str) -> set[str]:
     return near
 
 
-def _is_swapped(typed: str, right: str) -> bool:
+def is_swapped(typed: str, right: str) -> bool:
     """Return whether the words differ in two neighbouring letters that changed places."""
     if len(typed) != len(right):
         return False

@@ -1,0 +1,439 @@
+"""Tells whether two questions are the same but for typing errors.
+
+All words but the mistyped ones are equal, so the stored question says what a word was meant to be: a word that stands in no dictionary
+and is a letter away from the stored one is taken for it, unless another word is the likelier one, or means the opposite, a number,
+a negation or a direction. Of words that are as likely, `Mistyped.rivals`, the caller makes sure that the documents have none. Names,
+numbers and codes are never taken for each other; a name only for itself with two letters swapped.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from kvweave.answer_cache.english.dates import fold_dates
+from kvweave.answer_cache.english.general_words import general_words
+from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.related_words import related_words
+from kvweave.answer_cache.english.spelling import (
+    NUMBERS_AND_DATES,
+    differ_by_prefix,
+    edits,
+    is_general,
+    is_swapped,
+    is_word,
+    one_letter_away,
+    swaps,
+    words_of_grammar,
+)
+from kvweave.answer_cache.english.veto import opposed_words
+from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, NEGATIONS, SCOPE, UNITS
+from kvweave.answer_cache.english.words import OWNER, Word, has_symbols, split_words
+
+_SWAPPED, _OMITTED, _NEIGHBOUR, _OTHER, _TWO = range(1, 6)
+"""Kinds of errors, the likeliest first: letters swapped or doubled; one left out; a key or a vowel for another, or a key more; any
+other letter; two errors."""
+
+_LEAST_LETTERS: Final = {_SWAPPED: 4, _OMITTED: 4, _NEIGHBOUR: 4, _OTHER: 4, _TWO: 8}
+"""Of the word that is meant, by the kind of error."""
+
+_LONG: Final = 5  # letters of a number with another error than two letters swapped; of a word with any other letter that others have too
+
+_SHORT: Final = 3  # letters of a function word, and of a word with two letters swapped or with one doubled
+_ANAGRAM: Final = 6  # letters of a word in which two pairs may be swapped
+_NAME: Final = (
+    6  # letters of a name in which two may be swapped; one less in a known place, a date or a number
+)
+_MOST_RIVALS: Final = 8
+_MOST_PART: Final = 4  # how many words may lose their spaces at a place
+
+_KEYS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_ALIKE: Final = ("aeiouy", "ck", "cs", "sz", "gj", "iy")
+"""Letters that are taken for each other because they sound alike."""
+
+_UNMARKED: Final = {
+    each.replace("'", ""): tuple(word.text for word in split_words(each))
+    for each in "what's where's who's how's when's that's there's don't doesn't didn't isn't aren't wasn't weren't can't couldn't won't "
+    "wouldn't shouldn't hasn't haven't hadn't i'm i've i'd i'll you've you're you'd you'll they're they've they'd they'll we've we're we'd "
+    "we'll it's it'll he's he'd he'll she's she'd she'll here's".split()
+}
+"""Contractions without their apostrophe, with their words."""
+
+_CONFUSED: Final = (
+    *((("there",), ("their",)), (("there",), ("they", "are")), (("their",), ("they", "are")), (("its",), ("it", "is"))),
+    *((("your",), ("you", "are")), (("to",), ("too",)), (("whether",), ("weather",)), (("loose",), ("lose",))),
+    *((("a",), ("an",)), (("advice",), ("advise",)), (("practice",), ("practise",)), (("than",), ("then",)), (("where",), ("were",))),
+)  # fmt: skip
+"""Words that are typed for each other, of which only one fits at a place; the last two only where `_fits`."""
+
+_COMPARATIVES: Final = frozenset("more less rather other fewer better worse sooner".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Mistyped:
+    """The difference between two questions that are the same but for typing errors. Words in lower case.
+
+    Attributes:
+        errors: words that were taken for errors.
+        rivals: other words that they are as likely errors of.
+    """
+
+    errors: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+
+
+def mistyped(one: str, other: str) -> Mistyped | None:
+    """Return how two cleaned texts differ if it is by typing errors alone; symmetric. None if they differ by more or by nothing."""
+    if (has_symbols(one) or has_symbols(other)) and _signs(one) != _signs(other):
+        return None
+    first, second = split_words(one), split_words(other)
+    return _differing(first, second) or _differing(fold_dates(first), fold_dates(second))
+
+
+def _signs(text: str) -> str:
+    """Return what a text says otherwise than in words."""
+    return "".join(sign for sign in text if not (sign.isalpha() or sign.isspace() or sign in "?!.,'\""))
+
+
+def _differing(one: Sequence[Word], other: Sequence[Word]) -> Mistyped | None:
+    """Walk along two texts, whose words are equal or errors of each other; a word may be typed twice, and spaces be misplaced."""
+    errors: list[str] = []
+    rivals: list[str] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        if one[i].text == other[j].text:
+            i, j = i + 1, j + 1
+            continue
+        if _is_unsaid(one, i) or _is_unsaid(other, j):
+            i, j = i + _is_unsaid(one, i), j + _is_unsaid(other, j)
+            continue
+        moved = _spaced(one[i:], other[j:]) or _confused(one, i, other, j)
+        if moved:
+            i, j = i + moved[0], j + moved[1]
+            continue
+        bare = 0 < i < len(one) and one[i - 1].text in lexicon().helpers
+        found = _slip(one[i], other[j], not i and not j, bare)
+        if found is None:
+            return None
+        errors += found.errors
+        rivals += found.rivals
+        i, j = i + 1, j + 1
+    if i < len(one) or j < len(other) or one == other:
+        return None
+    return Mistyped(tuple(errors), tuple(dict.fromkeys(rivals)))
+
+
+def _is_unsaid(words: Sequence[Word], at: int) -> bool:
+    """Return whether a word is typed twice that is never said twice, or is the apostrophe alone that ends a possessive: "the members' fee"."""
+    text, before = words[at].text, words[at - 1].text if at else ""
+    if text == OWNER:
+        return before.endswith("s")
+    return text == before and text in words_of_grammar() - {"that", "had", "is"}
+
+
+def _spaced(one: Sequence[Word], other: Sequence[Word]) -> tuple[int, int] | None:
+    """Return how many words of either begin the texts and have the same letters, though not the same spaces: "howmuch", "doe sthe"."""
+    for word, words, turned in ((one[0], other, False), (other[0], one, True)):
+        full = _UNMARKED.get(word.text)
+        if full and tuple(each.text for each in words[: len(full)]) == full:
+            return (len(full), 1) if turned else (1, len(full))
+        if _is_owner(word, words):
+            return (2, 1) if turned else (1, 2)
+    for size in range(2, 2 * _MOST_PART):
+        for many in range(max(1, size - _MOST_PART), min(size, _MOST_PART + 1)):
+            here, there = one[:many], other[: size - many]
+            if (len(here), len(there)) != (many, size - many) or not _same_letters(here, there):
+                continue
+            return many, size - many
+    return None
+
+
+def _is_owner(word: Word, words: Sequence[Word]) -> bool:
+    """Return whether a word is the possessive that begins a text, without its apostrophe: "Annas", "the members fee"."""
+    if len(words) < 2 or words[1].text != OWNER:
+        return False
+    owner = words[0].text
+    return word.text == f"{owner}s" and not (words[0].named and word.text in general_words().names)
+
+
+def _same_letters(one: Sequence[Word], other: Sequence[Word]) -> bool:
+    """Return whether words have the same letters, and the spaces between them change nothing."""
+    parts = [[part for word in each for part in word.text.split("-")] for each in (one, other)]
+    if "".join(parts[0]) != "".join(parts[1]) or not all(part.isalpha() for part in (*parts[0], *parts[1])):
+        return False
+    if any(word.named for word in (*one, *other)) and parts[0] != parts[1]:  # else only a hyphen differs
+        apart = max(one, other, key=len)
+        return (
+            len(one) != len(other)
+            and not all(word.named for word in apart)
+            and not is_word(min(parts, key=len)[0])
+        )
+    if not all(map(is_word, (*parts[0], *parts[1]))):
+        return all(map(is_word, parts[0])) or all(map(is_word, parts[1]))
+    functions = words_of_grammar()
+    return all(len(part) >= _SHORT and part not in functions for part in (*parts[0], *parts[1]))
+
+
+def _confused(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> tuple[int, int] | None:
+    """Return how many words of either are typed for each other at two places."""
+    for pair in _CONFUSED:
+        for here, there in (pair, pair[::-1]):
+            found = _texts(one[i : i + len(here)]) == here and _texts(other[j : j + len(there)]) == there
+            if found and _fits(pair[0][0], one[:i], one[i + len(here) :]):
+                return len(here), len(there)
+    return None
+
+
+def _texts(words: Sequence[Word]) -> tuple[str, ...]:
+    return tuple(word.text for word in words)
+
+
+def _fits(word: str, before: Sequence[Word], after: Sequence[Word]) -> bool:
+    """Return whether only a word, not the one it is confused with, can stand at a place."""
+    if word == "than":
+        return bool(before) and (before[-1].text.endswith("er") or before[-1].text in _COMPARATIVES)
+    if word == "where":
+        return not before and bool(after) and after[0].text in lexicon().helpers
+    return True
+
+
+def _slip(one: Word, other: Word, first: bool, bare: bool) -> Mistyped | None:
+    """Return the errors if one of two words is an error of the other.
+
+    `first` is whether they begin the questions, `bare` whether they follow a helping verb, as names do.
+    """
+    parts = [word.text.split("-") for word in (one, other)]
+    if len(parts[0]) == len(parts[1]) > 1:
+        unlike = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
+        return _of_two(*unlike[0], one.named or other.named) if len(unlike) == 1 else None
+    return _of_two(one.text, other.text, one.named or other.named, first, bare)
+
+
+@lru_cache(maxsize=1024)
+def _of_two(one: str, other: str, named: bool, first: bool = False, bare: bool = False) -> Mistyped | None:
+    plain = _without_accents(one)
+    if plain.isascii() and plain == _without_accents(other):
+        return Mistyped((min(one, other, key=lambda word: not word.isascii()),) if named else ())
+    if _without_apostrophe(one) == _without_apostrophe(other):
+        return Mistyped()
+    if not all(word.isascii() and word.isalpha() for word in (one, other)):
+        return None
+    for typed, meant in ((one, other), (other, one)):
+        if _is_variant(typed, meant):
+            return Mistyped()
+        rivals = _rivals(typed, meant, named, first, bare)
+        if rivals is not None:
+            return Mistyped((typed,), rivals)
+    return None
+
+
+def _rivals(typed: str, meant: str, named: bool, first: bool, bare: bool) -> tuple[str, ...] | None:
+    """Return the words that a word is as likely an error of as of the one that is meant; None if it is no error of that."""
+    if is_word(typed):
+        return () if _is_rare_slip(typed, meant, named) else None
+    if meant in NUMBERS_AND_DATES:
+        return () if _is_slip_of_number(typed, meant) else None
+    if not (is_general(meant) or meant in CONDITIONS or _is_usual(meant)):
+        least = _NAME - (meant in general_words().names)
+        return () if is_swapped(typed, meant) and typed[0] == meant[0] and len(meant) >= least else None
+    kind = _kind(typed, meant)
+    if kind is None or differ_by_prefix(typed, meant):
+        return None
+    strict = named or (bare and meant not in words_of_grammar() and not meant.endswith(("s", "ing", "ed")))
+    if strict and kind > (_SWAPPED if named else _OMITTED):
+        return None
+    rivals = []
+    for word, other in _others(typed, meant, kind, first).items():
+        likelier = other <= kind - 2 and (kind == _OTHER or _is_usual(word))
+        if _is_plural(word, meant):
+            continue
+        if likelier or (other <= kind and _is_decisive(word, meant)):
+            return None
+        if other <= kind + 1 and (_are_opposed(meant, word) or (meant in ASKING and word in ASKING)):
+            return None
+        if other <= kind:
+            rivals.append(word)
+    usual = [word for word in rivals if _is_usual(word)]
+    if len(usual) > (
+        0 if kind == _OTHER and len(meant) < _LONG and len(typed) == len(meant) else _MOST_RIVALS
+    ):
+        return None
+    return tuple(sorted(rivals, key=lambda word: (word not in usual, word))[:_MOST_RIVALS])
+
+
+def _others(typed: str, meant: str, kind: int, first: bool) -> dict[str, int]:
+    """Return the other words that a word may be an error of, each with the kind of error.
+
+    Words of grammar only in place of such ones, and no other words there: they would not fit.
+    """
+    functions = words_of_grammar()
+    fit = functions | NUMBERS_AND_DATES
+    if meant not in functions:
+        unfit: frozenset[str] = functions - NEGATIONS - SCOPE.keys() - NUMBERS_AND_DATES
+    elif first and (meant in ASKING or meant in lexicon().helpers):
+        fit, unfit = lexicon().helpers.union(ASKING), frozenset()
+    else:
+        unfit = frozenset()
+    able = _near(typed, kind) - unfit
+    kinds = {
+        word: _kind(typed, word) for word in (able & fit if meant in functions else able) if word != meant
+    }
+    return {word: other for word, other in kinds.items() if other is not None}
+
+
+def _is_plural(one: str, other: str) -> bool:
+    """Return whether one of two words is the other one's plural, which seldom changes an answer."""
+    short, long = sorted((one, other), key=len)
+    return long in (f"{short}s", f"{short}es")
+
+
+def _is_decisive(word: str, meant: str) -> bool:
+    """Return whether another word than the one that is meant changes an answer wherever it stands."""
+    if word in NUMBERS_AND_DATES or word in NEGATIONS or word in SCOPE or word in CONDITIONS:
+        return True
+    return word in ASKING or word in lexicon().prepositions or {word, meant} <= UNITS
+
+
+def _are_opposed(one: str, other: str) -> bool:
+    """Return whether words mean the opposite, or the two sides of one deed: employer, employee."""
+    if opposed_words({one}, {other}):
+        return True
+    stems = [
+        {word.removesuffix(ending) for ending in ("ee", "er", "or") if word.endswith(ending)}
+        for word in (one, other)
+    ]
+    return not stems[0].isdisjoint(stems[1])
+
+
+def _is_slip_of_number(typed: str, meant: str) -> bool:
+    """Return whether a word is an error of a number or a part of a date, and of no other of these."""
+    kind = _kind_of_any(typed, meant)
+    if kind is None or len(meant) < {_SWAPPED: _SHORT + 1, _TWO: _LEAST_LETTERS[_TWO]}.get(kind, _LONG):
+        return False
+    most = 2 if kind == _TWO else 1
+    return not any(edits(typed, other, most) <= most for other in NUMBERS_AND_DATES - {meant})
+
+
+def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
+    """Return whether a word that texts hardly have is a frequent one with two letters swapped: "sene"; or "form", for "from"."""
+    if named or typed[0] != meant[0] or typed in words_of_grammar() or not is_swapped(typed, meant):
+        return False
+    if meant in lexicon().prepositions:
+        return len(meant) >= _LEAST_LETTERS[_SWAPPED]
+    if typed in general_words().names or typed in NUMBERS_AND_DATES or typed in lexicon().single_words:
+        return False
+    return related_words().is_frequent(meant) and not related_words().is_frequent(typed)
+
+
+def _is_variant(typed: str, meant: str) -> bool:
+    """Return whether a word is another regular form than the right one: "payed", "budgetted"."""
+    base = general_words().forms.get(meant)
+    if base and typed == f"{base}ed" and not is_general(typed.removesuffix("d")):
+        return True
+    for ending in ("ed", "ing", "er"):
+        if typed.endswith(ending) and meant.endswith(ending):
+            stem = min(typed, meant, key=len).removesuffix(ending)
+            doubled = max(typed, meant, key=len) == stem + stem[-1:] + ending
+            return (
+                doubled
+                and len(stem) > _SHORT
+                and is_general(stem)
+                and f"{stem}e" not in general_words().common
+            )
+    return False
+
+
+def _kind(typed: str, meant: str) -> int | None:
+    """Return the likeliest kind of error that makes one word of another; None if there is none, or the word is too short for it."""
+    kind = _kind_of_any(typed, meant)
+    if kind is None:
+        return None
+    least = _LEAST_LETTERS[kind]
+    grammatical = meant in words_of_grammar()
+    if kind == _SWAPPED and len(typed) > len(meant):
+        least = _SHORT - grammatical
+    elif (kind == _SWAPPED and len(typed) == len(meant)) or (kind <= _NEIGHBOUR and grammatical):
+        least = _SHORT
+    elif kind == _TWO and typed[0] == meant[0] and sorted(typed) == sorted(meant):
+        least = _ANAGRAM
+    return kind if min(len(meant), len(typed) + 1) >= least else None
+
+
+def _kind_of_any(typed: str, meant: str) -> int | None:
+    if is_swapped(typed, meant):
+        return _SWAPPED
+    if abs(len(typed) - len(meant)) == 1 and _undoubled(typed) == _undoubled(meant):
+        return _SWAPPED
+    if abs(len(typed) - len(meant)) > 2:
+        return None
+    distance = edits(typed, meant, 2)
+    if distance == 2 and typed[0] == meant[0]:
+        return _TWO
+    if distance != 1:
+        return None
+    at = next(
+        (n for n, (one, two) in enumerate(zip(typed, meant, strict=False)) if one != two),
+        min(len(typed), len(meant)),
+    )
+    if len(typed) < len(meant):
+        return _OMITTED if at else _NEIGHBOUR
+    if len(typed) == len(meant):
+        return _NEIGHBOUR if at and _are_near(typed[at], meant[at]) else _OTHER
+    if typed[at:] == "es" and meant.endswith("s"):
+        return _OMITTED  # "lookes" follows the rule of other verbs
+    beside = typed[max(0, at - 1) : at] + typed[at + 1 : at + 2]
+    return _NEIGHBOUR if at and any(_are_near(typed[at], letter) for letter in beside) else _OTHER
+
+
+@lru_cache(maxsize=64)
+def _near(typed: str, kind: int) -> frozenset[str]:
+    """Return the words that a word may be an error of, for errors up to a kind; of two errors only frequent words."""
+    known = general_words()
+    found = {
+        word
+        for word in swaps(typed) | one_letter_away(typed)
+        if word in known.common or word in known.forms or _is_usual(word)
+    }
+    if kind == _TWO:
+        third = max(1, len(typed) // 3)
+        parts = (typed[:third], typed[third : 2 * third], typed[2 * third :])
+        usual = related_words().often | words_of_grammar() | NUMBERS_AND_DATES
+        near = (
+            word for word in usual if abs(len(word) - len(typed)) <= 2 and any(part in word for part in parts)
+        )
+        found |= {word for word in near if edits(typed, word, 2) <= 2}
+    return frozenset(found - {typed})
+
+
+def _is_usual(word: str) -> bool:
+    return word in words_of_grammar() or word in NUMBERS_AND_DATES or related_words().is_frequent(word)
+
+
+def _undoubled(word: str) -> str:
+    return "".join(letter for n, letter in enumerate(word) if not n or letter != word[n - 1])
+
+
+@lru_cache(maxsize=1024)
+def _are_near(one: str, other: str) -> bool:
+    """Return whether two letters have keys beside each other, or sound alike."""
+    if any(one in letters and other in letters for letters in _ALIKE):
+        return True
+    places = [
+        (row, keys.index(letter))
+        for letter in (one, other)
+        for row, keys in enumerate(_KEYS)
+        if letter in keys
+    ]
+    if len(places) < 2:
+        return False
+    (row, column), (below, place) = sorted(places)
+    return abs(column - place) <= 1 if row == below else below == row + 1 and column - place in (0, 1)
+
+
+def _without_accents(word: str) -> str:
+    return "".join(sign for sign in unicodedata.normalize("NFD", word) if unicodedata.category(sign) != "Mn")
+
+
+def _without_apostrophe(word: str) -> str:
+    return word.replace("'", "")
