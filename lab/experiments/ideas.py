@@ -15,8 +15,8 @@ from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.methods.weave import ContextSensitivity
-from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar, SimilarAndPrevious
+from kvweave.recipes.methods.weave import ContextSensitivity, SimilarAndPrevious
+from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, Score, TopScores
 from kvweave.recipes.state import PrefillState

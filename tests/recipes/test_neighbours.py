@@ -6,7 +6,8 @@ import torch
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.context import ChunkList, PrepareContext
-from kvweave.recipes.prepare import Previous, Similar, SimilarAndPrevious, isolated_kv
+from kvweave.recipes.methods.weave import SimilarAndPrevious
+from kvweave.recipes.prepare import Previous, Similar, isolated_kv
 from kvweave.testing import tiny_adapter
 
 DOCUMENTS = [["a", "bb", "cccc"], ["ccccc", "a"], [], ["bbb"]]

@@ -24,7 +24,7 @@ OWN_PREPARATIONS: Final[Mapping[str, str | None]] = {
     "fusionrag-over-stale": "similar",
     "prophetkv": "isolated",
     "qcfuse": "isolated",
-    "weave": "following",
+    "weave": "woven",
 }
 """The name of each method's own preparation; None for a method that prepares nothing. A test compares it with METHODS.
 Methods that are not here, such as those of other packages, are asked themselves."""

@@ -179,6 +179,8 @@ def _compute_kv(ctx: PrepareContext, chunk: Ids, prepare: Prepare) -> bool:
     if ctx.store.import_entries(ctx.adapter.fingerprint, [(chunk, provenance)])[0]:
         return False  # another machine has computed it
     prepared = prepare.compute(ctx, chunk)
+    for feature in prepared.features:
+        feature.put(ctx.store, ctx.adapter.fingerprint)
     return ctx.store.put(ctx.adapter.fingerprint, prepared.kv, provenance, prepared.sources)
 
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from kvweave.errors import InvalidRequest
@@ -10,7 +10,7 @@ from kvweave.kvstore.format import storage_of
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import BITS, quantise, quantised_bytes
-from kvweave.recipes.context import Corpus, Ids, PrepareContext
+from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
 from kvweave.recipes.request import PrefillRequest
 from kvweave.types import ChunkKV, KVProvenance, Storage
@@ -20,10 +20,11 @@ _BEST_FIRST: Final[tuple[Storage, ...]] = ("exact", "int8", "int4")
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """A chunk's KV, and the token digests of the chunks that it was computed from."""
+    """A chunk's KV, the token digests of the chunks that it was computed from, and features found on the way."""
 
     kv: ChunkKV
     sources: tuple[str, ...]
+    features: tuple[StoreEntry, ...] = ()
 
 
 class Prepare(Protocol):
@@ -189,16 +190,7 @@ class WithNeighbours(Prepare):
 
     def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the first neighbours, as many as fit the model's context before the chunk."""
-        adapter = ctx.adapter
-        length = len(ctx.prefix) + len(chunk)
-        regime = adapter.rope_regime(length)
-        fitting = []
-        for ids in self.neighbours(ctx.corpus, chunk):
-            length += len(ids)
-            if length > adapter.geometry.context_tokens or adapter.rope_regime(length) != regime:
-                break
-            fitting.append(ids)
-        return fitting
+        return fitting(ctx, chunk, self.neighbours(ctx.corpus, chunk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,23 +225,18 @@ class Previous(WithNeighbours):
         return corpus.previous(chunk, self.count)
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarAndPrevious(WithNeighbours):
-    """After the `similar` most similar chunks and then the `previous` chunks before it in its document. In no paper."""
-
-    similar: int = 10
-    previous: int = 1
-
-    @property
-    def kind(self) -> str:
-        """Includes both numbers of neighbours."""
-        return f"woven-{self.similar}-{self.previous}"
-
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """Return similar chunks, then the previous ones, which do not count as similar too."""
-        previous = corpus.previous(chunk, self.previous)
-        similar = corpus.similar(chunk, self.similar + len(previous))
-        return [*[ids for ids in similar if ids not in previous][: self.similar], *previous]
+def fitting(ctx: PrepareContext, chunk: Ids, ranked: Sequence[Ids], beside: Sequence[Ids] = ()) -> list[Ids]:
+    """Return the first of these chunks, as many as fit the model's context before a chunk, and beside others."""
+    adapter = ctx.adapter
+    regime = adapter.rope_regime(len(ctx.prefix) + len(chunk))
+    length = len(ctx.prefix) + len(chunk) + sum(map(len, beside))
+    taken = []
+    for ids in ranked:
+        length += len(ids)
+        if length > adapter.geometry.context_tokens or adapter.rope_regime(length) != regime:
+            break
+        taken.append(ids)
+    return taken
 
 
 def encode_after(ctx: PrepareContext, neighbours: Sequence[Ids], chunk: Ids) -> PreparedChunk:
@@ -324,7 +311,7 @@ class Quantised(Prepare):
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Quantise what the inner preparation computes; `ctx.storage` says how KV is stored on the way."""
         prepared = self.inner.compute(ctx, chunk)
-        return PreparedChunk(quantise_kv(prepared.kv, self.coding), prepared.sources)
+        return replace(prepared, kv=quantise_kv(prepared.kv, self.coding))
 
     @property
     def plain(self) -> Prepare:

@@ -16,7 +16,7 @@ from kvweave.recipes.methods.fusionrag import fusionrag, over_stale
 from kvweave.recipes.methods.kvshare import kvshare
 from kvweave.recipes.methods.prophetkv import prophetkv
 from kvweave.recipes.methods.qcfuse import qcfuse
-from kvweave.recipes.methods.weave import weave
+from kvweave.recipes.methods.weave import SimilarAndPrevious, weave
 from kvweave.recipes.names import AUTO, displayed, parse, split_storage
 from kvweave.recipes.prepare import (
     AnyStorage,
@@ -27,7 +27,6 @@ from kvweave.recipes.prepare import (
     Previous,
     Quantised,
     Similar,
-    SimilarAndPrevious,
 )
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.versions import RequestVersions

@@ -1,17 +1,17 @@
 """weave: recompute what the question attends to and what depends on earlier text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
+from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.prepare import Isolated, Previous, Similar, WithNeighbours, encode_after, isolated_kv
+from kvweave.recipes.prepare import PreparedChunk, WithNeighbours, encode_after, fitting, isolated_kv
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, TopScores
 from kvweave.recipes.state import PrefillState
@@ -36,11 +36,51 @@ def weave() -> Recipe:
     """
     return Recipe(
         "weave",
-        prepare=Previous(),
+        prepare=SimilarAndPrevious(),
         match=MatchPathThenChunk(),
         select=TopScores(AttentionTimesSensitivity()),
         ratio=0.1,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarAndPrevious(WithNeighbours):
+    """After the `similar` most similar chunks and then the `previous` chunks before it in its document. In no paper.
+
+    Where not all of them fit the model's context, the previous ones stay: a chunk's first sentences often refer to them.
+    `compute` measures on the way how far each token's KV moved.
+    """
+
+    similar: int = 10
+    previous: int = 1
+
+    @property
+    def kind(self) -> str:
+        """Includes both numbers of neighbours."""
+        return f"woven-{self.similar}-{self.previous}"
+
+    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+        """Return similar chunks, then the previous ones, which do not count as similar too."""
+        similar, previous = self._both(corpus, chunk)
+        return [*similar, *previous]
+
+    def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
+        """Return the previous chunks if they fit, behind as many similar ones as fit beside them."""
+        similar, previous = self._both(ctx.corpus, chunk)
+        before = fitting(ctx, chunk, previous)
+        return [*fitting(ctx, chunk, similar, before), *before]
+
+    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
+        """Compute the KV, and the feature that `ContextSensitivity` would extract in a pass of its own."""
+        prepared = WithNeighbours.compute(self, ctx, chunk)  # super() finds no class behind slots
+        if len(prepared.sources) == 1:  # no neighbours
+            return prepared
+        return replace(prepared, features=(ContextSensitivity(self).measured(ctx, chunk, prepared),))
+
+    def _both(self, corpus: Corpus, chunk: Ids) -> tuple[list[Ids], Sequence[Ids]]:
+        previous = corpus.previous(chunk, self.previous)
+        similar = corpus.similar(chunk, self.similar + len(previous))
+        return [ids for ids in similar if ids not in previous][: self.similar], previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +91,11 @@ class ContextSensitivity:
     layers, keys (before rotation) and values. A token that means the same after any text hardly moves. A token that
     takes its meaning from earlier text, such as a word after a pronoun, moves even after the wrong text.
 
-    Both KVs are compared as computed, so that quantisation does not count as movement; the neighbours are placed as they
-    are stored. A chunk without neighbours, or without room for them in the model's context, gets no feature.
+    The isolated KV is the stored one. In 8 bits the ranks of the tokens are the same, in 4 bits nearly so. A chunk without
+    neighbours, or without room for them in the model's context, gets no feature.
     """
 
-    neighbours: WithNeighbours = field(default_factory=Similar)
+    neighbours: WithNeighbours = field(default_factory=SimilarAndPrevious)
     across_chunks: ClassVar[bool] = False
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
@@ -65,14 +105,19 @@ class ContextSensitivity:
         return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
-        """Run one pass over each chunk after its neighbours' isolated KV; measure the result and drop it."""
+        """Run one pass over each chunk after its neighbours' isolated KV; measure the result and drop it.
+
+        For chunks whose preparation does not measure it on the way.
+        """
         for chunk in chunks:
             neighbours = self.neighbours.fitting_neighbours(ctx, chunk)
             if neighbours:
-                isolated, moved = _exact_isolated_kv(ctx, chunk), encode_after(ctx, neighbours, chunk)
-                feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated)})
-                provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
-                yield StoreEntry(feature, provenance, moved.sources)
+                yield self.measured(ctx, chunk, encode_after(ctx, neighbours, chunk))
+
+    def measured(self, ctx: PrepareContext, chunk: Ids, moved: PreparedChunk) -> StoreEntry:
+        """Return the feature of a chunk, whose KV after `neighbours` is given as computed."""
+        feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated_kv(ctx, chunk))})
+        return StoreEntry(feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), moved.sources)
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """Count one number per token."""
@@ -93,11 +138,6 @@ class ContextSensitivity:
             for ids, feature in zip(chunks, features, strict=True)
         ]
         return torch.cat(moved)
-
-
-def _exact_isolated_kv(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
-    """Return a chunk's isolated KV; where the store quantises, compute it again and do not store it."""
-    return isolated_kv(ctx, chunk) if ctx.storage == "exact" else Isolated().compute(ctx, chunk).kv
 
 
 def _relative_distance(kv: ChunkKV, isolated: ChunkKV) -> Tensor:
