@@ -98,7 +98,7 @@ def _storages(name):
 
 def test_a_missing_feature_alone_counts_no_kv(adapter, store, prompt, chunks):
     ctx = ctx_of(adapter, store, prompt)
-    weave = recipe_named("weave")
+    weave = recipe_named("weave", "following")  # which does not measure it on the way
     prepare_chunks(ctx, chunks, replace(weave, select=recipe_named("reuse").select))
     missing = missing_bytes(ctx, named(chunks), weave)
     kv = {number: len(ids) * adapter.geometry.token_bytes for number, ids in enumerate(chunks)}

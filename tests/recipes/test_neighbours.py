@@ -1,5 +1,7 @@
 """Which chunks a chunk is prepared after, and the KV that results."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,24 @@ def test_kv_after_neighbours_is_computed_over_their_isolated_kv():
     assert torch.equal(made.kv.kv, wanted.kv)
     assert not torch.allclose(made.kv.kv, isolated_kv(ctx, chunk).kv)
     assert len(made.sources) == 3
+
+
+def test_the_previous_chunk_stays_where_not_all_neighbours_fit(monkeypatch):
+    adapter = tiny_adapter()
+    read = adapter.template.chunk_ids
+    ctx = PrepareContext(
+        adapter, MemoryStore(), adapter.template.prefix_ids(None), ChunkList(DOCUMENTS, read, letters)
+    )
+    chunk, previous = tuple(read("bb")), tuple(read("a"))
+    similar = tuple(read("bbb"))
+    room = len(ctx.prefix) + len(chunk) + len(previous)
+    for context, fitting in (
+        (room - 1, []),
+        (room, [previous]),
+        (room + len(similar), [similar, previous]),
+    ):
+        monkeypatch.setattr(adapter, "geometry", replace(adapter.geometry, context_tokens=context))
+        assert SimilarAndPrevious(2, 1).fitting_neighbours(ctx, chunk) == fitting
 
 
 def test_without_neighbours_one_pass_gives_both_entries(monkeypatch):

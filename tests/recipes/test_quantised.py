@@ -156,23 +156,24 @@ def test_neighbours_stored_on_the_way_are_quantised_too(adapter: Adapter, tmp_pa
 def test_extracting_features_leaves_no_exact_copies(
     adapter: Adapter, tmp_path: Path, storage: Storage
 ) -> None:
-    """Context sensitivity compares KV as computed, after neighbours as stored."""
+    """Context sensitivity compares KV as computed, after neighbours as stored, with isolated KV as stored."""
     with ChunkStore(tmp_path) as store:
         prepare(adapter, store, recipe_named("weave", storage=storage))
-        made = {"bare", f"isolated-{storage}", f"following-1-{storage}", "moved-similar-10"}
+        made = {"bare", f"isolated-{storage}", f"woven-10-1-{storage}", "moved-woven-10-1"}
         assert store.stats().by_kind.keys() == made
         ctx = ctx_of(adapter, store)
         first, *others = (tuple(adapter.template.chunk_ids(text)) for text in TEXTS)
         alone = {ids: Isolated().compute(ctx, ids).kv for ids in (first, *others)}
         near = [ChunkKV(ids, quantise(alone[ids].kv, storage)) for ids in ctx.corpus.similar(first, 10)]
-        moved, plain = adapter.encode(first, ctx.prefix_kv(), *near).kv, alone[first].kv
+        moved = adapter.encode(first, ctx.prefix_kv(), *near).kv
+        plain = quantise(alone[first].kv, storage).all_layers()
         off = (moved - plain).square().sum(dim=(2, 4)).sqrt() / plain.square().sum(dim=(2, 4)).sqrt()
         provenance = ContextSensitivity().provenance(adapter, ctx.prefix, len(first))
         (feature,) = store.find_features(adapter.fingerprint, [(first, provenance)])
         assert feature is not None
         torch.testing.assert_close(feature.tensors["moved"], off.mean(dim=(0, 1)))
         kinds_found = kinds(placed(adapter, store, f"{storage}+weave"))
-        assert set(kinds_found) == {f"following-1-{storage}"}
+        assert set(kinds_found) == {f"woven-10-1-{storage}"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,11 +6,14 @@ from contract import SELECTING, corpus_of, prefilled, prepare, state_of
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.hooks import AttentionProbe
+from kvweave.recipes.candidates import Candidate
 from kvweave.recipes.context import NoCorpus, PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.weave import AttentionTimesSensitivity, ContextSensitivity
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prepare import Similar
+
+NAMES = [("weave",), ("int4+weave",), ("following+weave",), ("isolated+weave",)]
 
 
 def ctx_of(adapter, prompt, corpus=None):
@@ -39,6 +42,26 @@ def test_context_sensitivity_is_the_relative_distance_of_kv_from_ordinary_passes
         )
     assert groups > 1
     assert len(entry.sources) == 2
+
+
+def test_preparing_measures_on_the_way_what_a_pass_of_its_own_would(adapter, prompt, monkeypatch):
+    """Two passes a chunk: alone, and after its neighbours. The feature comes with the second."""
+    ctx = ctx_of(adapter, prompt)
+    chunks = [tuple(adapter.template.chunk_ids(text)) for text in prompt.chunks]
+    ctx.prefix_kv()
+    computed, encode = [], adapter.encode
+    with monkeypatch.context() as patched:
+        patched.setattr(adapter, "encode", lambda ids, *before: computed.append(ids) or encode(ids, *before))
+        prepare_chunks(ctx, chunks, recipe_named("weave"))
+    assert sorted(computed) == sorted([*chunks, *chunks])
+    assert [Candidate(recipe_named(*name), None).offline_passes for name in NAMES] == [2, 2, 3, 2]
+    extracted = list(ContextSensitivity().extract(ctx, chunks))
+    assert len(extracted) == len(chunks)
+    for entry in extracted:
+        (stored,) = ctx.store.find_features(
+            adapter.fingerprint, [(entry.content.token_ids, entry.provenance)]
+        )
+        torch.testing.assert_close(stored.tensors["moved"], entry.content.tensors["moved"])
 
 
 def test_a_chunk_without_neighbours_gets_no_feature(adapter, prompt):

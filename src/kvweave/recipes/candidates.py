@@ -13,12 +13,12 @@ from kvweave.recipes.recipe import Recipe
 _BUDGETS: Final = (
     ("reuse", None, "int4", 0.0),
     ("reuse", None, "int8", 0.0),
-    ("reuse", "following", "int4", 0.0),
-    ("reuse", "following", "int8", 0.0),
+    ("reuse", "woven", "int4", 0.0),
+    ("reuse", "woven", "int8", 0.0),
     ("weave", None, "int8", 0.05),
     ("weave", None, "int4", 0.1),
     ("weave", None, "int8", 0.1),
-    ("cacheblend", "following", "int8", 0.1),
+    ("cacheblend", "woven", "int8", 0.1),
     ("weave", None, "int8", 0.3),
     ("weave", None, "int8", 0.5),
 )
@@ -44,12 +44,9 @@ class Candidate:
 
     @property
     def offline_passes(self) -> int:
-        """Passes of the model over a chunk when it is prepared, at most: one per KV entry, and those of features.
-
-        A feature of quantised KV takes two, since the isolated KV is computed again to compare with.
-        """
+        """Passes of the model over a chunk when it is prepared, at most: one per KV entry and one per other feature."""
         own = self.recipe.prepare
-        return own.entry_count + len(extractors_of(self.recipe)) * (1 if own.storage == "exact" else 2)
+        return own.entry_count + len(set(extractors_of(self.recipe)) - set(own.by_products))
 
     def stored_bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """Return about how many bytes of the store a prepared chunk of this length takes."""

@@ -70,6 +70,11 @@ class Prepare(Protocol):
         return ()
 
     @property
+    def by_products(self) -> tuple[FeatureExtractor, ...]:
+        """Extractors whose features `compute` leaves without a pass of their own; by default none."""
+        return ()
+
+    @property
     def entry_count(self) -> int:
         """The most KV entries that preparing a chunk stores; by default one."""
         return 1
@@ -324,6 +329,11 @@ class Quantised(Prepare):
         return self.inner.extractors
 
     @property
+    def by_products(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.by_products
+
+    @property
     def entry_count(self) -> int:
         """As many as the inner preparation stores."""
         return self.inner.entry_count
@@ -361,6 +371,11 @@ class AnyStorage(Prepare):
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         """Those of the inner preparation."""
         return self.inner.extractors
+
+    @property
+    def by_products(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.by_products
 
     @property
     def entry_count(self) -> int:

@@ -19,20 +19,21 @@ from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 
 def weave() -> Recipe:
-    """Our own: chunks prepared after the chunk before them, selected by attention times context sensitivity.
+    """Our own: chunks prepared after similar ones and the one before them, selected by attention times context sensitivity.
 
     Paper: none; parts of FusionRAG §3.1 (similar chunks), ProphetKV §4.2 (the question over stale KV) and CacheBlend (how
         far KV is off), combined in another way.
     Idea: a token's KV is worth recomputing if the question attends to it and if recomputation would change it. Attention over
-        stale KV shows the first. The second is measured at indexing time: each chunk is prefilled once more after similar
-        chunks, and the tokens whose KV moves are those whose meaning depends on other text. The text right before the chunk
-        in its document is known, so chunks are prepared after it.
-    Parameters: the chunk before; 10 neighbours to measure context sensitivity; ratio 0.1.
+        stale KV shows the first. The second is measured at indexing time: a chunk is prefilled alone, and once more after
+        similar chunks and the one before it in its document; the tokens whose KV moves are those whose meaning depends on
+        other text. The KV of that second pass is what is stored for questions.
+    Parameters: 10 similar chunks and 1 before; ratio 0.1.
     Differs from the paper: nothing to differ from.
-    Relations: `following+prophetkv` is this recipe without context sensitivity; `similar+prophetkv` uses the similar chunks for
-        KV instead.
-    Measured: see the methods page; for what else was tried, see the experiments. The generated tasks coref, vartrack and half
-        of contradiction cut documents where the text continues, which favours `following`; the others do not.
+    Relations: `woven+prophetkv` is this recipe without context sensitivity; `following+weave` prepares after the chunk before
+        alone, so that a chunk's KV depends on its own document only, and measures in a pass of its own.
+    Measured: see the methods page and lab/docs/natural.md; for what else was tried, see the experiments. The generated tasks
+        coref, vartrack and half of contradiction cut documents where the text continues, which favours any preparation after
+        the chunk before; the others do not.
     """
     return Recipe(
         "weave",
@@ -58,6 +59,11 @@ class SimilarAndPrevious(WithNeighbours):
     def kind(self) -> str:
         """Includes both numbers of neighbours."""
         return f"woven-{self.similar}-{self.previous}"
+
+    @property
+    def by_products(self) -> tuple[FeatureExtractor, ...]:
+        """How far KV moved."""
+        return (ContextSensitivity(self),)
 
     def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
         """Return similar chunks, then the previous ones, which do not count as similar too."""
