@@ -120,7 +120,7 @@ def test_a_choice_is_used_prepared_told_and_shared(open_kb, few, tmp_path):
 
     # A budget and a preparation of one's own, and another recipe
     plan = base.ask(QUESTIONS[0], ratio=0.2, cache="off").plan
-    assert (plan.recipe, plan.ratio) == ("following-int4+weave", 0.2)  # on KV as it is stored
+    assert (plan.recipe, plan.ratio) == ("woven-int4+weave", 0.2)  # on KV as it is stored
     assert (
         base.ask(QUESTIONS[0], recipe="auto", prepare="similar", cache="off").plan.recipe == "similar+weave"
     )
