@@ -201,7 +201,6 @@ def main() -> None:
             docs / "natural.md",
             **natural_parts(
                 [results("natural_1k.json"), results("natural.json")],
-                results("natural_woven.json"),
                 results("natural_ratios.json"),
                 results("natural_retrieval.json"),
                 results("languages.json"),

@@ -67,7 +67,9 @@ def methods_page(
             "## Tasks that favour a placement",
             "",
             "In these the sentence that refers back starts the chunk behind the one it refers to. That favours recipes that repair the",
-            "beginnings of chunks, and those that prepare a chunk behind the one before it, as `weave` does.",
+            "beginnings of chunks, and those that prepare a chunk behind the one before it.",
+            "",
+            _EARLIER,
             "",
             *_scores(fixed, [OVERALL]),
             *_image_lines(images),
@@ -81,6 +83,8 @@ def methods_page(
         ]
     )
 
+
+_EARLIER = "Measured when `weave` prepared chunks after the one before alone: `weave` here is today's `following+weave`."
 
 _NOT_HERE = (
     "## Known, and not built",
@@ -110,6 +114,8 @@ def tasks_page(quality: Result | None) -> str:
             "",
             *what_follows_by_task(quality),
             "The mean over all tasks and the methods themselves are in [methods.md](methods.md).",
+            "",
+            _EARLIER,
             "",
             *_scores(quality, [task for task in tasks if task != OVERALL]),
         ]

@@ -15,24 +15,20 @@ _TITLES = {
 
 def parts(
     runs: Sequence[Result | None],
-    woven: Result | None,
     ratios: Result | None,
     retrieved: Result | None,
     asked: Result | None,
     checked: Result | None,
 ) -> dict[str, str]:
-    """Return the page's parts by the names of their markers; each run is about one length, `woven` about chunks prepared so, `ratios`
-    about QCFuse at its own budgets.
-    """
+    """Return the page's parts by the names of their markers; each run is about one length, `ratios` about QCFuse at its own budgets."""
     found = [run for run in runs if run is not None]
-    if not found or not all((woven, ratios, retrieved, asked, checked)):
-        names = ("findings", "recipes", "comparisons", "woven", "ratios", "retrieval", "languages", "check")
+    if not found or not all((ratios, retrieved, asked, checked)):
+        names = ("findings", "recipes", "comparisons", "ratios", "retrieval", "languages", "check")
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
-        "woven": after_both(woven),
         "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
@@ -70,11 +66,17 @@ def _gap(found: Result) -> list[str]:
         f"of what the context gives. The first token is full attention's in {reuse['same_first']:.0%} of the prompts."
     ]
     if own:
-        lines.append(
-            f"  - `{own['recipe']}` at {own['ratio']:.0%} recovers {_between(own, 'kl_recovery', 2)} of the gap in KL and "
-            f"{_between(own, 'nll_recovery', 2)} of that in NLL; the first token is the same in {own['same_first']:.0%}."
-        )
+        of_its_kind = [row for row in rows.values() if row["method"] == own["method"]]
+        lines += map(_recovered, [own, *(row for row in of_its_kind if row != own)])
     return lines
+
+
+def _recovered(row: Result) -> str:
+    return (
+        f"  - `{row['recipe']}` at {row['ratio']:.0%}, {row['offline_passes']:.2f} passes offline, recovers "
+        f"{_between(row, 'kl_recovery', 2)} of the gap in KL and {_between(row, 'nll_recovery', 2)} of that in NLL; the first token "
+        f"is the same in {row['same_first']:.0%}."
+    )
 
 
 def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
@@ -169,30 +171,6 @@ def at_ratios(found: Result) -> str:
         one | {"group": f"{one['group']}, {one['ratio']:.0%}"}
         for one in found["comparisons"]
         if one["recipe"] == "qcfuse" and one["by"] != _BYTES
-    ]
-    return _tables(found, rows, pairs)
-
-
-_BESIDE_WOVEN = (
-    "full",
-    "no context",
-    "reuse",
-    "fusionrag",
-    "weave",
-    "following+reuse",
-    "following+fusionrag",
-)
-
-
-def after_both(found: Result) -> str:
-    """Return what recipes do on chunks prepared after similar ones and the previous one, and against `weave` on each."""
-    rows = [
-        row for row in found["rows"] if row["recipe"] in _BESIDE_WOVEN or row["recipe"].startswith("woven+")
-    ]
-    pairs = [
-        one
-        for one in found["comparisons"]
-        if one["group"].startswith("woven") or (one["by"] == _BYTES and one["recipe"].startswith("woven+"))
     ]
     return _tables(found, rows, pairs)
 
