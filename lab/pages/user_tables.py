@@ -50,12 +50,13 @@ def speed_and_quality(
             f"{own['same_first']:.0%}",
         ),
         row("distance from full prefill (KL)", "0", f"{reused['kl']:.3f}", f"{own['kl']:.3f}"),
+        row("NLL of right answers", *(f"{one['nll']:.2f}" for one in (read["full"], reused, own))),
         row(
             f"accuracy, {tasks} generated tasks",
             *(f"{scored[name]:.3f}" for name in ("full_score", "reuse_score", "score")),
         ),
         "",
-        f"`{recipe}`, the default until [calibrated](docs/guide/recipes.md#calibration), recomputes {ratio:.0%}. First three rows: "
+        f"`{recipe}`, the default until [calibrated](docs/guide/recipes.md#calibration), recomputes {ratio:.0%}. First four rows: "
         f"{about['model']}, {fast['dtype']}, {fast['context_tokens']:,} tokens of retrieved text, {own['prompts']} questions, "
         f"{fast['threads']} {fast['device'].upper()} threads{units}, KV in memory. **Last row: another model and length**, the shipped 10 MB "
         f"model, {scored['context_tokens']:,} tokens, {scored['samples']:,} prompts. Measured on "

@@ -239,8 +239,12 @@ class TestFiguresOfTheEvaluation:
         ]
         (tmp_path / "ttft_natural.json").write_text(json.dumps({"machine": "x86_64, AVX512", "rows": rows}))
         read = [
-            {"context_tokens": 2048, "prompts": 40, "recipe": name, "same_first": same, "kl": kl}
-            for name, same, kl in (("weave", 0.9, 0.0167), ("reuse", 0.85, 0.052))
+            {"context_tokens": 2048, "prompts": 40, "recipe": name, "same_first": same, "kl": kl, "nll": nll}
+            for name, same, kl, nll in (
+                ("weave", 0.9, 0.0167, 3.71),
+                ("reuse", 0.85, 0.052, 3.77),
+                ("full", 1.0, 0.0, 3.66),
+            )
         ]
         other = {**read[0], "context_tokens": 1024, "kl": 9.0}
         natural = {"about": {"model": "a-model"}, "rows": [*read, other]}
@@ -249,10 +253,11 @@ class TestFiguresOfTheEvaluation:
         scored |= {"full_score": 0.882, "reuse_score": 0.715}
         tasks = [self.row(task, 512, "weave", 0.1, 0.9) for task in ("coref", "single")]
         (tmp_path / "neutral.json").write_text(json.dumps({"rows": [*tasks, scored]}))
-        _, _, speed, same, far, accuracy, _, said = build.figure().split("\n")
+        _, _, speed, same, far, right, accuracy, _, said = build.figure().split("\n")
         assert speed == "| first token | 2.11 s | 0.20 s | **0.50 s (4.2× faster)** |"
         assert same == "| same first token as full prefill | 100% | 85% | 90% |"
         assert far == "| distance from full prefill (KL) | 0 | 0.052 | 0.017 |"
+        assert right == "| NLL of right answers | 3.66 | 3.77 | 3.71 |"
         assert accuracy == "| accuracy, 2 generated tasks | 0.882 | 0.715 | 0.883 |"
         assert "a-model, float32, 2,048 tokens of retrieved text, 40 questions" in said
         assert "2 CPU threads without matrix units" in said
