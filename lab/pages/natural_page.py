@@ -44,14 +44,29 @@ def _conditions(found: Result) -> str:
 def findings(found: Result) -> str:
     """Return what the comparisons say of the method that all others are compared with."""
     lines = [*_gap(found)]
-    for by, title in _TITLES.items():
-        rows = [one for one in found["comparisons"] if one["by"] == by]
+    own = found["comparisons"][0]["against"].rpartition("+")[2]
+    for title, compared in _compared(found["comparisons"], own):
         for measure, worse, better in (
             ("kl", "farther from", "nearer to"),
             ("nll", "worse than", "better than"),
         ):
-            lines.append(f"  - {measure.upper()}, {title}: {_counted(rows, measure, worse, better)}")
+            lines.append(f"  - {measure.upper()}, {title}: {_counted(compared, measure, worse, better)}")
     return "\n".join(lines)
+
+
+def _compared(comparisons: Sequence[Result], own: str) -> list[tuple[str, list[Result]]]:
+    """Return comparisons with our own method: on every preparation, and at the bytes of its own and of isolated chunks."""
+    found = {
+        _TITLES[_OWN]: [one for one in comparisons if one["by"] == _OWN],
+        _TITLES[_PREPARATION]: [one for one in comparisons if one["by"] == _PREPARATION],
+        f"{_TITLES[_BYTES]} as `{own}`": [
+            one for one in comparisons if (one["by"], one["against"]) == (_BYTES, own)
+        ],
+        f"{_TITLES[_BYTES]} as `isolated+{own}`": [
+            one for one in comparisons if (one["by"], one["against"]) == (_BYTES, f"isolated+{own}")
+        ],
+    }
+    return [(title, rows) for title, rows in found.items() if rows]
 
 
 def _gap(found: Result) -> list[str]:
@@ -83,8 +98,13 @@ def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
     interval = f"{measure}_interval"
     above = sum(one[interval][0] > 0 for one in rows)
     below = [f"`{one['recipe']}`" for one in rows if one[interval][1] < 0]
-    method = rows[0]["against"].rpartition("+")[2]
-    than = f"full attention than `{method}`" if measure == "kl" else f"`{method}`"
+    against = {one["against"] for one in rows}
+    method = (
+        f"`{against.pop()}`"
+        if len(against) == 1
+        else f"`{rows[0]['against'].rpartition('+')[2]}` on the same chunks"
+    )
+    than = f"full attention than {method}" if measure == "kl" else method
     return (
         f"of {len(rows)} others, {above} {worse} {than}, {len(below)} {better.split()[0]}"
         f"{' (' + ', '.join(below) + ')' if below else ''}, {len(rows) - above - len(below)} open."
