@@ -34,7 +34,7 @@ RECIPES = {
     "isolated, 4 bits": "int4+reuse",
     "similar": "similar+reuse",
     "following": "following+reuse",
-    "woven, and movement: weave": "weave",
+    "woven": "woven+reuse",
     "following, and movement in a pass of its own": "following+weave",
     "qcfuse: isolated, and a digest": "qcfuse",
     "cacheclip: isolated in two models": "cacheclip",

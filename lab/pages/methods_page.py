@@ -84,7 +84,7 @@ def methods_page(
     )
 
 
-_EARLIER = "Measured when `weave` prepared chunks after the one before alone: `weave` here is today's `following+weave`."
+_EARLIER = "Measured when `weave` prepared chunks after the one before alone: `weave` here is nearly today's `following+weave`."
 
 _NOT_HERE = (
     "## Known, and not built",

@@ -301,3 +301,18 @@ def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tm
         assert base.store.verify().sound
     assert CHUNKS <= done.count("embedded") <= CHUNKS + KILLS * (BATCH + 3)  # a batch that was not committed
     assert CHUNKS - KILLS <= done.count("computed") <= CHUNKS + KILLS  # not counted yet, or not stored yet
+
+
+def test_kv_computed_after_a_removed_document_is_due_and_made_again(tiny, tmp_path, documents):
+    with open_tiny(tmp_path / "home", recipe="weave", answer_limit_bytes=0) as base:
+        base.add(documents)
+        assert (base.missing_kv(), base.preparation.since_s) == (0, 0)
+        base.remove(documents / "0.txt")
+        assert base.missing_kv() > 0  # of chunks that were similar to its own
+        assert base.preparation.since_s > 0
+        base.prepare()
+        assert (base.missing_kv(), base.preparation.since_s) == (0, 0)
+        (documents / "1.txt").unlink()
+        assert len(base.add(documents).removed) == 2
+        base.prepare()
+        assert base.missing_kv() == 0

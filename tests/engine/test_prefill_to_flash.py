@@ -26,7 +26,7 @@ from kvweave.testing import end_only_at, tiny_adapter, tiny_model, tiny_tokenize
 
 TEXTS = ("The lamp is in the hall. ", "The key is under the stone. ", "Rain fell on the tin roof. ")
 SYSTEM, QUESTION = "Answer.", "Where is the key?"
-SMALL = {"window": 8, "clusters": ClusterSettings(8, 16), "disk": DiskSettings(page_bytes=512)}
+SMALL = {"window": 4, "clusters": ClusterSettings(8, 16), "disk": DiskSettings(page_bytes=512)}
 WHOLE = kvweave.OffloadSettings(1.0, **SMALL)
 TOLERANCE = 5e-4  # on logits of magnitude 5, in float32, summed in parts
 CAUSAL = sorted(set(METHODS) - {"ape", "cacheclip", "cacheclip-windows"})  # those two load a second model

@@ -44,7 +44,9 @@ def earlier(tmp_path):
 def test_a_knowledge_base_of_an_earlier_version_opens(earlier):
     with kvweave.open("default", home=earlier) as base:
         assert [document.source for document in base.documents()] == ["/notes/passwords.md"]
-        assert base.missing_kv() == 0
+        assert (
+            base.missing_kv() == 2
+        )  # `weave` prepares chunks otherwise since; the next test uses what there is
         assert base.store.verify().sound
         again = base.ask("What is the password of Glorric?")
         assert again.text == "walnut"
@@ -56,7 +58,9 @@ def test_chunk_kv_of_an_earlier_version_is_reused(earlier, top_k, origin):
     with kvweave.open("default", home=earlier) as base:
         answer = base.ask("What is the password of Glorric, please?", cache="off", top_k=top_k)
         assert answer.text == "walnut"
-        assert {span.origin for span in answer.plan.spans if span.kind == "chunk"} == {origin}
+        chunks = [span for span in answer.plan.spans if span.kind == "chunk"]
+        assert {span.origin for span in chunks} == {origin}
+        assert origin == "exact" or "following-1" in chunks[0].reason
 
 
 def test_a_conversation_of_an_earlier_version_is_resumed(earlier):

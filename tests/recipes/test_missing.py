@@ -79,7 +79,7 @@ def test_chunks_too_long_for_one_context_are_not_tried_again(adapter, store, pro
     assert store.stats().entries == entries
 
 
-@pytest.mark.parametrize("name", ["reuse", "following+reuse", "weave", "cachecraft", "qcfuse"])
+@pytest.mark.parametrize("name", ["reuse", "following+reuse", "woven+reuse", "weave", "cachecraft", "qcfuse"])
 def test_missing_bytes_bound_the_growth_of_the_store(adapter, tmp_path, prompt, chunks, name):
     for recipe in {recipe_named(name, storage=storage) for storage in _storages(name)}:
         with kvweave.ChunkStore(tmp_path / recipe.name) as store:

@@ -64,6 +64,25 @@ def test_preparing_measures_on_the_way_what_a_pass_of_its_own_would(adapter, pro
         torch.testing.assert_close(stored.tensors["moved"], entry.content.tensors["moved"])
 
 
+def ranks(moved):
+    return moved.argsort().argsort().float()
+
+
+@pytest.mark.parametrize(("storage", "agreement"), [("int8", 0.99), ("int4", 0.9)])
+def test_quantised_isolated_kv_leaves_the_order_of_the_tokens(adapter, prompt, storage, agreement):
+    found = {}
+    chunks = [tuple(adapter.template.chunk_ids(text)) for text in prompt.chunks]
+    for each in ("exact", storage):
+        ctx = ctx_of(adapter, prompt)
+        prepare_chunks(ctx, chunks, recipe_named("weave", storage=each))
+        wanted = [
+            (ids, ContextSensitivity().provenance(adapter, tuple(ctx.prefix), len(ids))) for ids in chunks
+        ]
+        features = ctx.store.find_features(adapter.fingerprint, wanted)
+        found[each] = ranks(torch.cat([feature.tensors["moved"] for feature in features]))
+    assert torch.corrcoef(torch.stack(tuple(found.values())))[0, 1] > agreement
+
+
 def test_a_chunk_without_neighbours_gets_no_feature(adapter, prompt):
     ctx = ctx_of(adapter, prompt, NoCorpus())
     assert not list(ContextSensitivity().extract(ctx, [tuple(adapter.template.chunk_ids(prompt.chunks[0]))]))

@@ -247,7 +247,7 @@ class TestFiguresOfTheEvaluation:
             )
         ]
         other = {**read[0], "context_tokens": 1024, "kl": 9.0}
-        natural = {"about": {"model": "a-model"}, "rows": [*read, other]}
+        natural = {"about": {"model": "a-model", "dtype": "float32"}, "rows": [*read, other]}
         (tmp_path / "natural.json").write_text(json.dumps(natural))
         scored = self.row("overall", 512, "weave", 0.1, 0.883, 2200)
         scored |= {"full_score": 0.882, "reuse_score": 0.715}

@@ -177,6 +177,8 @@ class KnowledgeBase:
         sources = list(dict.fromkeys(source for path in paths for source in found(path)))
         began_s = time.time()
         versions = [version for version in map(self._state.remove, sources) if version]
+        if versions and self._state.documents.visible_versions():
+            self.preparation.mark()  # KV of other documents may have been computed after theirs
         if versions and self._metadata.get("dimensions"):
             self._components.index.delete(versions, before_s=began_s)
             self._components.index.sweep(self._state.documents.visible_versions(), SWEEP_GRACE_S)

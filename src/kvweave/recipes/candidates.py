@@ -6,6 +6,7 @@ from typing import Final
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import DEFAULT_STORAGE, recipe_named
 from kvweave.recipes.offline import extractors_of
 from kvweave.recipes.recipe import Recipe
@@ -46,12 +47,17 @@ class Candidate:
     def offline_passes(self) -> int:
         """Passes of the model over a chunk when it is prepared, at most: one per KV entry and one per other feature."""
         own = self.recipe.prepare
-        return own.entry_count + len(set(extractors_of(self.recipe)) - set(own.by_products))
+        return own.entry_count + len(self._extractors)
 
     def stored_bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
         """Return about how many bytes of the store a prepared chunk of this length takes."""
-        features = sum(each.bytes(adapter, chunk_tokens) for each in extractors_of(self.recipe))
+        features = sum(each.bytes(adapter, chunk_tokens) for each in self._extractors)
         return self.recipe.prepare.bytes(adapter, chunk_tokens) + features
+
+    @property
+    def _extractors(self) -> list[FeatureExtractor]:
+        """Those that need a pass of their own."""
+        return [each for each in extractors_of(self.recipe) if each not in self.recipe.prepare.by_products]
 
 
 def candidates(prepare: str | None, storage: str, auxiliary: str | None) -> tuple[Candidate, ...]:

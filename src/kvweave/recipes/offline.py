@@ -141,7 +141,8 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
         stored = 0 if number in without_plain else plain.bytes(ctx.adapter, chunks[number][1])
         missing[number] += prepare.bytes(ctx.adapter, chunks[number][1]) - stored
     for extractor in extractors_of(recipe):
-        for number in _missing_features(ctx, chunks, extractor):
+        counted = without if extractor in prepare.by_products else ()
+        for number in set(_missing_features(ctx, chunks, extractor)).difference(counted):
             missing[number] += extractor.bytes(ctx.adapter, chunks[number][1])
     return dict(sorted(missing.items()))
 

@@ -85,8 +85,9 @@ class Prepare(Protocol):
         return "exact"
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Return at most how many bytes of the store those entries take for a chunk of this length."""
-        return self.entry_count * kv_bytes(adapter, chunk_tokens, self.storage)
+        """Return at most how many bytes of the store those entries and the features beside them take for a chunk of this length."""
+        beside = sum(each.bytes(adapter, chunk_tokens) for each in self.by_products)
+        return self.entry_count * kv_bytes(adapter, chunk_tokens, self.storage) + beside
 
     @property
     def max_versions(self) -> int | None:
@@ -175,7 +176,7 @@ class WithNeighbours(Prepare):
         return 2
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """Return this kind, not exact because the neighbours' KV was computed apart, and then `isolated`."""
+        """Return this kind, not exact because the neighbours' KV was computed apart, ..., and last `isolated`."""
         (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         return KVProvenance(
             self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.metadata import KBMetadata
-from kvweave.recipes.names import UNCALIBRATED
+from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
 
 MIN_QUESTIONS: Final = 20
 """The fewest questions of a verdict: with 20, none may lose its first token or answer where a share of 0.98 is asked for."""
@@ -268,6 +268,7 @@ class AutoRecipe:
             "model": metadata.get("model_digest") or "",
             "kvweave": __version__,
             "system": metadata.system,
+            f"preparation of {UNCALIBRATED}": OWN_PREPARATIONS[UNCALIBRATED] or "",
             **{name: str(value) for name, value in settings.items()},
         }
 
@@ -350,7 +351,7 @@ def summarised(
         sum(each.passes for each in results) / max(1, count),
         sum(each.bytes_per_token for each in results) / max(1, count),
         offline_passes,
-        count - first <= losses[0] and count - answers <= losses[1],
+        count > 0 and count - first <= losses[0] and count - answers <= losses[1],
     )
 
 

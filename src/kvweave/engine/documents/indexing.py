@@ -254,6 +254,7 @@ class IndexRun:
         for source in sorted(sources):
             self._state.remove(source)
             self._tally.removed.append(source)
+            self._preparation.mark()  # KV of other documents may have been computed after its chunks
 
     def _commit(self, pending: Pending, *, with_vectors: bool) -> None:
         """Write chunks, then make the documents visible in one commit that also drops their old versions."""

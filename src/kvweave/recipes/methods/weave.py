@@ -11,7 +11,14 @@ from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.prepare import PreparedChunk, WithNeighbours, encode_after, fitting, isolated_kv
+from kvweave.recipes.prepare import (
+    PreparedChunk,
+    Previous,
+    WithNeighbours,
+    encode_after,
+    fitting,
+    isolated_kv,
+)
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, TopScores
 from kvweave.recipes.state import PrefillState
@@ -65,6 +72,12 @@ class SimilarAndPrevious(WithNeighbours):
         """How far KV moved."""
         return (ContextSensitivity(self),)
 
+    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+        """Return this kind, then that of `Previous`, which earlier versions prepared for `weave`, and `isolated`."""
+        own, isolated = WithNeighbours.provenances(self, adapter, prefix, chunk_tokens)
+        previous, _ = Previous(self.previous).provenances(adapter, prefix, chunk_tokens)
+        return own, previous, isolated
+
     def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
         """Return similar chunks, then the previous ones, which do not count as similar too."""
         similar, previous = self._both(corpus, chunk)
@@ -73,13 +86,14 @@ class SimilarAndPrevious(WithNeighbours):
     def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the previous chunks if they fit, behind as many similar ones as fit beside them."""
         similar, previous = self._both(ctx.corpus, chunk)
-        before = fitting(ctx, chunk, previous)
+        before = fitting(ctx, chunk, previous[::-1])[::-1]
         return [*fitting(ctx, chunk, similar, before), *before]
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Compute the KV, and the feature that `ContextSensitivity` would extract in a pass of its own."""
         prepared = WithNeighbours.compute(self, ctx, chunk)  # super() finds no class behind slots
-        if len(prepared.sources) == 1:  # no neighbours
+        neighbours = prepared.sources[1:]
+        if not neighbours:
             return prepared
         return replace(prepared, features=(ContextSensitivity(self).measured(ctx, chunk, prepared),))
 
@@ -97,8 +111,8 @@ class ContextSensitivity:
     layers, keys (before rotation) and values. A token that means the same after any text hardly moves. A token that
     takes its meaning from earlier text, such as a word after a pronoun, moves even after the wrong text.
 
-    The isolated KV is the stored one. In 8 bits the ranks of the tokens are the same, in 4 bits nearly so. A chunk without
-    neighbours, or without room for them in the model's context, gets no feature.
+    The isolated KV is the stored one: quantised, it leaves the order of the tokens nearly as it is, so one feature serves
+    every storage. A chunk without neighbours, or without room for them in the model's context, gets no feature.
     """
 
     neighbours: WithNeighbours = field(default_factory=SimilarAndPrevious)
@@ -106,7 +120,7 @@ class ContextSensitivity:
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, with the kind of the neighbours in its own."""
-        with_neighbours, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
+        with_neighbours, *_, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
         kind = f"moved-{with_neighbours.kind}"
         return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
 
@@ -148,9 +162,10 @@ class ContextSensitivity:
 
 def _relative_distance(kv: ChunkKV, isolated: ChunkKV) -> Tensor:
     """Return (n,) float32, from KV (L, 2, G, n, D) of the same tokens."""
-    off = (kv.kv.float() - isolated.kv.float()).square().sum(dim=(2, 4))  # (L, 2, n)
-    length = isolated.kv.float().square().sum(dim=(2, 4)).clamp(min=1e-9)
-    return (off / length).sqrt().mean(dim=(0, 1)).cpu()
+    alone = isolated.kv.cpu().float()  # the store may have a copy on the model's device
+    off = (kv.kv.cpu().float() - alone).square().sum(dim=(2, 4))  # (L, 2, n)
+    length = alone.square().sum(dim=(2, 4)).clamp(min=1e-9)
+    return (off / length).sqrt().mean(dim=(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
