@@ -181,7 +181,7 @@ def _tables(found: Result, rows: list[Result], pairs: list[Result]) -> str:
     )
 
 
-_AT_RATIOS = ("qcfuse", "weave", "isolated+weave")
+_AT_RATIOS = ("qcfuse", "following+weave", "isolated+weave")
 
 
 def at_ratios(found: Result) -> str:
