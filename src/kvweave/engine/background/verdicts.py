@@ -351,7 +351,7 @@ def summarised(
         sum(each.passes for each in results) / max(1, count),
         sum(each.bytes_per_token for each in results) / max(1, count),
         offline_passes,
-        count > 0 and count - first <= losses[0] and count - answers <= losses[1],
+        count - first <= losses[0] and count - answers <= losses[1],
     )
 
 
