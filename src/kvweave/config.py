@@ -23,6 +23,10 @@ from kvweave.server_config import ServerConfig, server_bounds
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_THINKING_TOKENS = 2048
+DEFAULT_IDLE_SECONDS_PER_DAY = 3600.0
+"""Background work that nobody asked for, per knowledge base: 4 % of a day. To predict 60 questions about 10 documents and answer
+them took one thread 185 s with a model of 270 million parameters (lab/docs/answer-cache.md); this is enough for models twenty times
+as slow."""
 EMBEDDING_MODELS = {"multilingual": "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"}
 """Short names of embedding models."""
 
@@ -163,10 +167,10 @@ class IdleConfig:
     Attributes:
         idle_quiet_s: Seconds without a request before `kvweave idle --watch` starts to work.
         idle_power: mains to work only on mains power, any to work on battery too.
-        idle_seconds_per_day: Daily budget in seconds of work. Default: no limit.
+        idle_seconds_per_day: Daily budget in seconds of work, or inf. Default: 3600 for a server, `--watch` and the service, else
+            inf.
         idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
-        idle_load: Highest load of other programs per core, averaged over a minute, for the work of a server, of `--watch` and
-            of the service.
+        idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and the service.
         idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
         idle_temperature: Highest temperature of the processor in °C, for the same work, where the system tells it.
     """

@@ -62,6 +62,7 @@ def test_the_status_and_the_service_are_shown(command, documents):
     assert "now: today's 0 s are spent (idle_seconds_per_day)" in told
     found = command.json("idle", "--status")
     assert (found["waiting"], found["service"], found["worth"]["hits"]) == (0, [], 0)
+    assert found["seconds_per_day"] == 3600
     assert found["predictions"]["knowledge"] == {
         "ready": 0, "asked": 0, "hits": 0, "seconds": 0.0, "work": None, "hits_per_work": None, "paused": "",
     }  # fmt: skip

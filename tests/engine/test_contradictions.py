@@ -12,6 +12,8 @@ pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
 AGAIN = "Please tell me the password of Glorric."
+MISTYPED = "What is the pasword of Glorric?"
+"""The same question under another key."""
 
 
 @pytest.mark.parametrize(
@@ -60,23 +62,28 @@ def test_support_is_the_share_of_words_that_the_documents_contain():
 
 
 @pytest.fixture
-def base(open_kb, documents, monkeypatch):
-    """A knowledge base in which two questions that read the same have contradictory answers."""
+def again():
+    return AGAIN
+
+
+@pytest.fixture
+def base(open_kb, documents, monkeypatch, again):
+    """A knowledge base in which two questions that are the same have contradictory answers."""
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any")
     kb.add(documents)
     monkeypatch.setattr(QuestionPredictor, "next_job", lambda predictor: None)
     right = kb.ask(GLORRIC)
     ((_, settings),) = kb.answers.most_used()
-    vector = kb.encoder.encode([AGAIN])[0]
+    vector = kb.encoder.encode([again])[0]
     (row,) = [kb.answers.find(GLORRIC, lambda: vector, settings, 0.85)]
     versions = frozenset(name.rpartition(":")[0] for name in row.chunks)
     origin = AnswerProvenance(versions, row.chunks, row.epoch)
-    kb.answers.put(AGAIN, vector, settings, "maple", right.sources, origin)
+    kb.answers.put(again, vector, settings, "maple", right.sources, origin)
     return kb
 
 
-def texts(base):
-    return {question: base.ask(question).text for question in (GLORRIC, AGAIN)}
+def texts(base, again=AGAIN):
+    return {question: base.ask(question).text for question in (GLORRIC, again)}
 
 
 def test_both_are_put_to_the_model_again(base):
@@ -87,10 +94,12 @@ def test_both_are_put_to_the_model_again(base):
     assert "contradiction" not in base.idle().jobs
 
 
-def test_one_stays_if_the_model_still_contradicts_itself(base, monkeypatch):
+@pytest.mark.parametrize("again", [AGAIN, MISTYPED])
+def test_one_stays_if_the_model_still_contradicts_itself(base, again, monkeypatch):
+    assert texts(base, again) == {GLORRIC: "walnut", again: "maple"}
     asked = []
     monkeypatch.setattr(Precomputer, "answer", lambda own, question, settings: asked.append(question))
     base.idle()
-    assert sorted(asked) == sorted([GLORRIC, AGAIN])
-    assert texts(base) == {GLORRIC: "walnut", AGAIN: "walnut"}, "the documents contain it"
+    assert sorted(asked) == sorted([GLORRIC, again])
+    assert texts(base, again) == {GLORRIC: "walnut", again: "walnut"}, "the documents contain it"
     assert "contradiction" not in base.idle().jobs

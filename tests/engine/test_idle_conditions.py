@@ -1,5 +1,6 @@
 """When background work may run: on mains, at low load, within the day's budget; each reason is named."""
 
+import math
 import threading
 from types import SimpleNamespace
 
@@ -68,6 +69,34 @@ def test_the_budget_is_a_condition():
         == "today's 60 s are spent (idle_seconds_per_day)"
     )
     assert "1e+12 FLOPs" in budget_condition(limited, Spent(1, 1, 2e12)).reason
+
+
+def test_work_that_nobody_asked_for_ends_after_an_hour_a_day_unless_the_settings_say_otherwise():
+    spent = Spent(1, 3600, 0)
+    assert budget_condition(IdleConfig(), spent).reason == "today's 3600 s are spent (idle_seconds_per_day)"
+    assert budget_condition(IdleConfig(), Spent(1, 3599, 0)).reason == ""
+    assert budget_condition(IdleConfig(), spent, asked_for=True).reason == ""
+    assert budget_condition(IdleConfig(idle_seconds_per_day=60), spent, asked_for=True).reason
+    for more in (4000.0, math.inf):
+        assert budget_condition(IdleConfig(idle_seconds_per_day=more), spent).reason == ""
+
+
+def test_an_hour_a_day_is_told_and_kept(open_kb, documents, monkeypatch):
+    monkeypatch.setattr(background, "machine_state", lambda own: CALM)
+    monkeypatch.setattr(QuestionPredictor, "next_job", lambda predictor: None)
+    base = open_kb(answer_limit_bytes=10**7, **LIMITS)
+    base.add(documents)
+    base.ask(GLORRIC)
+    base.ask("Please tell me the password of Glorric.")
+    base.background_budget.add("answers", Spent(1, 3601, 0))
+    status = idle_status(base, CALM)
+    assert (status.seconds_per_day, status.reasons) == (
+        3600,
+        ("today's 3600 s are spent (idle_seconds_per_day)",),
+    )
+    unasked = base.idle(low_load=True)
+    assert (unasked.jobs, unasked.ended) == ({}, "today's 3600 s are spent (idle_seconds_per_day)")
+    assert base.idle().jobs == {"answers": 1}, "somebody asked for it"
 
 
 def test_background_work_does_not_count_its_own_load():

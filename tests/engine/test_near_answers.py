@@ -11,6 +11,8 @@ from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.engine.answering.agreement import agree
 from kvweave.engine.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
+from kvweave.engine.background.budget import BackgroundBudget
+from kvweave.engine.background.contradictions import Contradictions
 from kvweave.index.search import FoundChunk, SearchReason
 
 SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)
@@ -121,6 +123,24 @@ def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
     assert cached.find(typed, lambda: EAST, wider) is None
     index.chunks = [OWN]
     assert cached.find(typed, lambda: EAST, wider).text == "2 kg"
+
+
+def test_only_answers_to_the_same_question_in_other_words_contradict_each_other(cached, index):
+    contradictions = Contradictions(cached, BackgroundBudget(cached.answers._database))
+    typed, looked = "Who lends the amplifeir to the band?", []
+    assert cached.answers.matcher.key(typed) != cached.answers.matcher.key(STORED)
+    keep(cached, ASKED, "3 kg", NEAR)
+    assert list(contradictions.pairs(lambda: looked.append(1))) == [], (
+        "a near question may ask for something else"
+    )
+    keep(cached, typed, "4 kg", EAST)
+    for _ in range(2):  # until it is settled
+        ((older, newer),) = contradictions.pairs(lambda: looked.append(1))
+        assert (older.question, newer.question) == (STORED, typed)
+    index.chunks = [OWN, chunk("b", "An amplifeir is a fruit.")]
+    assert list(contradictions.pairs()) == []
+    assert list(contradictions.pairs(lambda: looked.append(1))) == []
+    assert len(looked) == 2 + 1 + 1, "each answer once, unless a contradiction was found"
 
 
 def test_a_word_that_may_be_an_error_of_two_words_is_none_where_the_documents_have_both(cached, index):

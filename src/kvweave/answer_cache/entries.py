@@ -265,6 +265,14 @@ class Entries:
         )
         return [(int(one), int(other)) for one, other in rows]
 
+    def made_after(self, made_at_s: float, most: int) -> list[int]:
+        """Return the ids of the answers that were made after a time in seconds since 1970, the oldest first, at most `most`."""
+        rows = self._database.query(
+            "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND made_at > ? ORDER BY made_at, id LIMIT ?",
+            (made_at_s, most),
+        )
+        return [int(id_) for (id_,) in rows]
+
     def answered_before(self, epoch: int) -> Iterator[CachedAnswer]:
         """Yield answers whose chunks were last the best ones in an earlier epoch, most used first."""
         ids = self._database.query(

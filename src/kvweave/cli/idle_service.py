@@ -7,7 +7,6 @@ from pathlib import Path
 from kvweave.cli import options as opt
 from kvweave.cli.output import STDERR, STDOUT
 from kvweave.engine.background.service import (
-    DEFAULT_SECONDS_PER_DAY,
     EVERY_MINUTES,
     IdleService,
     idle_service,
@@ -19,13 +18,9 @@ from kvweave.errors import InvalidRequest
 def service_of(options: opt.SharedOptions, names: Sequence[str]) -> IdleService | None:
     """Return the service of this system for a command with the options `names`; None if none is known for the system."""
     config = options.config()
-    spent = config.idle.idle_seconds_per_day
     command = [sys.executable, "-m", "kvweave", "idle", "--low-load", "--quiet"]
     command += ["--home", str(config.home), "--kb", options.kb]
-    command += opt.arguments_of(
-        options, [name for name in names if name not in (*opt.KB, "idle_seconds_per_day")]
-    )
-    command += ["--seconds-per-day", f"{DEFAULT_SECONDS_PER_DAY if spent is None else spent:g}"]
+    command += opt.arguments_of(options, [name for name in names if name not in opt.KB])
     on_battery = config.idle.idle_power == "any"
     try:
         return idle_service(

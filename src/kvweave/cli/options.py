@@ -178,7 +178,7 @@ class SharedOptions:
     idle_seconds_per_day: Annotated[
         float | None,
         _Declared(
-            "Daily budget in seconds of work. Default: no limit; 3600 for the service.",
+            "Daily budget in seconds of work. Default: 3600 with --watch, --low-load or --install, else no limit.",
             flag="--seconds-per-day",
         ),
     ] = None

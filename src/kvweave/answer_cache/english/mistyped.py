@@ -23,34 +23,30 @@ from kvweave.answer_cache.english.spelling import (
     is_general,
     is_swapped,
     is_word,
-    one_letter_away,
-    swaps,
     words_of_grammar,
+)
+from kvweave.answer_cache.english.typing_slips import (
+    LEAST_LETTERS,
+    OMITTED,
+    OTHER,
+    SHORT,
+    SWAPPED,
+    TWO,
+    is_usual,
+    kind_of,
+    kind_of_any,
+    words_near,
 )
 from kvweave.answer_cache.english.veto import opposed_words
 from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, NEGATIONS, SCOPE, UNITS
 from kvweave.answer_cache.english.words import OWNER, Word, has_symbols, split_words
 
-_SWAPPED, _OMITTED, _NEIGHBOUR, _OTHER, _TWO = range(1, 6)
-"""Kinds of errors, the likeliest first: letters swapped or doubled; one left out; a key or a vowel for another, or a key more; any
-other letter; two errors."""
-
-_LEAST_LETTERS: Final = {_SWAPPED: 4, _OMITTED: 4, _NEIGHBOUR: 4, _OTHER: 4, _TWO: 8}
-"""Of the word that is meant, by the kind of error."""
-
 _LONG: Final = 5  # letters of a number with another error than two letters swapped; of a word with any other letter that others have too
-
-_SHORT: Final = 3  # letters of a function word, and of a word with two letters swapped or with one doubled
-_ANAGRAM: Final = 6  # letters of a word in which two pairs may be swapped
 _NAME: Final = (
     6  # letters of a name in which two may be swapped; one less in a known place, a date or a number
 )
 _MOST_RIVALS: Final = 8
 _MOST_PART: Final = 4  # how many words may lose their spaces at a place
-
-_KEYS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-_ALIKE: Final = ("aeiouy", "ck", "cs", "sz", "gj", "iy")
-"""Letters that are taken for each other because they sound alike."""
 
 _UNMARKED: Final = {
     each.replace("'", ""): tuple(word.text for word in split_words(each))
@@ -60,11 +56,11 @@ _UNMARKED: Final = {
 }
 """Contractions without their apostrophe, with their words."""
 
-_CONFUSED: Final = (
-    *((("there",), ("their",)), (("there",), ("they", "are")), (("their",), ("they", "are")), (("its",), ("it", "is"))),
-    *((("your",), ("you", "are")), (("to",), ("too",)), (("whether",), ("weather",)), (("loose",), ("lose",))),
-    *((("a",), ("an",)), (("advice",), ("advise",)), (("practice",), ("practise",)), (("than",), ("then",)), (("where",), ("were",))),
-)  # fmt: skip
+_CONFUSED: Final = tuple(
+    tuple(tuple(side.split("_")) for side in pair.split(":"))
+    for pair in "there:their there:they_are their:they_are its:it_is your:you_are to:too whether:weather loose:lose a:an advice:advise "
+    "practice:practise than:then where:were".split()
+)
 """Words that are typed for each other, of which only one fits at a place; the last two only where `_fits`."""
 
 _COMPARATIVES: Final = frozenset("more less rather other fewer better worse sooner".split())
@@ -172,7 +168,7 @@ def _same_letters(one: Sequence[Word], other: Sequence[Word]) -> bool:
     if not all(map(is_word, (*parts[0], *parts[1]))):
         return all(map(is_word, parts[0])) or all(map(is_word, parts[1]))
     functions = words_of_grammar()
-    return all(len(part) >= _SHORT and part not in functions for part in (*parts[0], *parts[1]))
+    return all(len(part) >= SHORT and part not in functions for part in (*parts[0], *parts[1]))
 
 
 def _confused(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> tuple[int, int] | None:
@@ -234,18 +230,18 @@ def _rivals(typed: str, meant: str, named: bool, first: bool, bare: bool) -> tup
         return () if _is_rare_slip(typed, meant, named) else None
     if meant in NUMBERS_AND_DATES:
         return () if _is_slip_of_number(typed, meant) else None
-    if not (is_general(meant) or meant in CONDITIONS or _is_usual(meant)):
+    if not (is_general(meant) or meant in CONDITIONS or is_usual(meant)):
         least = _NAME - (meant in general_words().names)
         return () if is_swapped(typed, meant) and typed[0] == meant[0] and len(meant) >= least else None
-    kind = _kind(typed, meant)
+    kind = kind_of(typed, meant)
     if kind is None or differ_by_prefix(typed, meant):
         return None
     strict = named or (bare and meant not in words_of_grammar() and not meant.endswith(("s", "ing", "ed")))
-    if strict and kind > (_SWAPPED if named else _OMITTED):
+    if strict and kind > (SWAPPED if named else OMITTED):
         return None
     rivals = []
     for word, other in _others(typed, meant, kind, first).items():
-        likelier = other <= kind - 2 and (kind == _OTHER or _is_usual(word))
+        likelier = other <= kind - 2 and (kind == OTHER or is_usual(word))
         if _is_plural(word, meant):
             continue
         if likelier or (other <= kind and _is_decisive(word, meant)):
@@ -254,9 +250,9 @@ def _rivals(typed: str, meant: str, named: bool, first: bool, bare: bool) -> tup
             return None
         if other <= kind:
             rivals.append(word)
-    usual = [word for word in rivals if _is_usual(word)]
+    usual = [word for word in rivals if is_usual(word)]
     if len(usual) > (
-        0 if kind == _OTHER and len(meant) < _LONG and len(typed) == len(meant) else _MOST_RIVALS
+        0 if kind == OTHER and len(meant) < _LONG and len(typed) == len(meant) else _MOST_RIVALS
     ):
         return None
     return tuple(sorted(rivals, key=lambda word: (word not in usual, word))[:_MOST_RIVALS])
@@ -275,9 +271,9 @@ def _others(typed: str, meant: str, kind: int, first: bool) -> dict[str, int]:
         fit, unfit = lexicon().helpers.union(ASKING), frozenset()
     else:
         unfit = frozenset()
-    able = _near(typed, kind) - unfit
+    able = words_near(typed, kind) - unfit
     kinds = {
-        word: _kind(typed, word) for word in (able & fit if meant in functions else able) if word != meant
+        word: kind_of(typed, word) for word in (able & fit if meant in functions else able) if word != meant
     }
     return {word: other for word, other in kinds.items() if other is not None}
 
@@ -308,10 +304,10 @@ def _are_opposed(one: str, other: str) -> bool:
 
 def _is_slip_of_number(typed: str, meant: str) -> bool:
     """Return whether a word is an error of a number or a part of a date, and of no other of these."""
-    kind = _kind_of_any(typed, meant)
-    if kind is None or len(meant) < {_SWAPPED: _SHORT + 1, _TWO: _LEAST_LETTERS[_TWO]}.get(kind, _LONG):
+    kind = kind_of_any(typed, meant)
+    if kind is None or len(meant) < {SWAPPED: SHORT + 1, TWO: LEAST_LETTERS[TWO]}.get(kind, _LONG):
         return False
-    most = 2 if kind == _TWO else 1
+    most = 2 if kind == TWO else 1
     return not any(edits(typed, other, most) <= most for other in NUMBERS_AND_DATES - {meant})
 
 
@@ -320,7 +316,7 @@ def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
     if named or typed[0] != meant[0] or typed in words_of_grammar() or not is_swapped(typed, meant):
         return False
     if meant in lexicon().prepositions:
-        return len(meant) >= _LEAST_LETTERS[_SWAPPED]
+        return len(meant) >= LEAST_LETTERS[SWAPPED]
     if typed in general_words().names or typed in NUMBERS_AND_DATES or typed in lexicon().single_words:
         return False
     return related_words().is_frequent(meant) and not related_words().is_frequent(typed)
@@ -337,98 +333,11 @@ def _is_variant(typed: str, meant: str) -> bool:
             doubled = max(typed, meant, key=len) == stem + stem[-1:] + ending
             return (
                 doubled
-                and len(stem) > _SHORT
+                and len(stem) > SHORT
                 and is_general(stem)
                 and f"{stem}e" not in general_words().common
             )
     return False
-
-
-def _kind(typed: str, meant: str) -> int | None:
-    """Return the likeliest kind of error that makes one word of another; None if there is none, or the word is too short for it."""
-    kind = _kind_of_any(typed, meant)
-    if kind is None:
-        return None
-    least = _LEAST_LETTERS[kind]
-    grammatical = meant in words_of_grammar()
-    if kind == _SWAPPED and len(typed) > len(meant):
-        least = _SHORT - grammatical
-    elif (kind == _SWAPPED and len(typed) == len(meant)) or (kind <= _NEIGHBOUR and grammatical):
-        least = _SHORT
-    elif kind == _TWO and typed[0] == meant[0] and sorted(typed) == sorted(meant):
-        least = _ANAGRAM
-    return kind if min(len(meant), len(typed) + 1) >= least else None
-
-
-def _kind_of_any(typed: str, meant: str) -> int | None:
-    if is_swapped(typed, meant):
-        return _SWAPPED
-    if abs(len(typed) - len(meant)) == 1 and _undoubled(typed) == _undoubled(meant):
-        return _SWAPPED
-    if abs(len(typed) - len(meant)) > 2:
-        return None
-    distance = edits(typed, meant, 2)
-    if distance == 2 and typed[0] == meant[0]:
-        return _TWO
-    if distance != 1:
-        return None
-    at = next(
-        (n for n, (one, two) in enumerate(zip(typed, meant, strict=False)) if one != two),
-        min(len(typed), len(meant)),
-    )
-    if len(typed) < len(meant):
-        return _OMITTED if at else _NEIGHBOUR
-    if len(typed) == len(meant):
-        return _NEIGHBOUR if at and _are_near(typed[at], meant[at]) else _OTHER
-    if typed[at:] == "es" and meant.endswith("s"):
-        return _OMITTED  # "lookes" follows the rule of other verbs
-    beside = typed[max(0, at - 1) : at] + typed[at + 1 : at + 2]
-    return _NEIGHBOUR if at and any(_are_near(typed[at], letter) for letter in beside) else _OTHER
-
-
-@lru_cache(maxsize=64)
-def _near(typed: str, kind: int) -> frozenset[str]:
-    """Return the words that a word may be an error of, for errors up to a kind; of two errors only frequent words."""
-    known = general_words()
-    found = {
-        word
-        for word in swaps(typed) | one_letter_away(typed)
-        if word in known.common or word in known.forms or _is_usual(word)
-    }
-    if kind == _TWO:
-        third = max(1, len(typed) // 3)
-        parts = (typed[:third], typed[third : 2 * third], typed[2 * third :])
-        usual = related_words().often | words_of_grammar() | NUMBERS_AND_DATES
-        near = (
-            word for word in usual if abs(len(word) - len(typed)) <= 2 and any(part in word for part in parts)
-        )
-        found |= {word for word in near if edits(typed, word, 2) <= 2}
-    return frozenset(found - {typed})
-
-
-def _is_usual(word: str) -> bool:
-    return word in words_of_grammar() or word in NUMBERS_AND_DATES or related_words().is_frequent(word)
-
-
-def _undoubled(word: str) -> str:
-    return "".join(letter for n, letter in enumerate(word) if not n or letter != word[n - 1])
-
-
-@lru_cache(maxsize=1024)
-def _are_near(one: str, other: str) -> bool:
-    """Return whether two letters have keys beside each other, or sound alike."""
-    if any(one in letters and other in letters for letters in _ALIKE):
-        return True
-    places = [
-        (row, keys.index(letter))
-        for letter in (one, other)
-        for row, keys in enumerate(_KEYS)
-        if letter in keys
-    ]
-    if len(places) < 2:
-        return False
-    (row, column), (below, place) = sorted(places)
-    return abs(column - place) <= 1 if row == below else below == row + 1 and column - place in (0, 1)
 
 
 def _without_accents(word: str) -> str:

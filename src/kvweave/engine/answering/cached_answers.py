@@ -88,10 +88,10 @@ class CachedAnswers:
         """
         found, near = self.answers.look_up(question, vector, answer_settings, self.threshold)
         if found is not None:
-            return found if self._is_valid(found) and not self._are_words(found) else None
+            return found if self._is_valid(found) and not self.are_words(found) else None
         for narrower in self.answers.narrower(answer_settings):
             found = self.answers.find(question, vector, narrower, self.threshold)
-            if found is None or self._are_words(found):
+            if found is None or self.are_words(found):
                 continue
             if self._has_same_evidence(found, answer_settings.top_k):
                 with _logged_only():
@@ -131,8 +131,8 @@ class CachedAnswers:
         ]
         return support(found.text, texts) >= _LEAST_SUPPORT
 
-    def _are_words(self, found: CachedAnswer) -> bool:
-        """Return whether what was taken for a typing error is a word of the documents."""
+    def are_words(self, found: CachedAnswer) -> bool:
+        """Return whether what was taken for a typing error (`found.errors`) is a word of the documents."""
         visible = self.documents.visible_versions()
         return any(
             error in {word.casefold() for word in WORD.findall(chunk.text)}

@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from kvweave.config import IdleConfig
+from kvweave.config import DEFAULT_IDLE_SECONDS_PER_DAY, IdleConfig
 from kvweave.engine.background.budget import Spent
 
 _PRESSURE: Final = Path("/proc/pressure/memory")
@@ -106,9 +106,17 @@ def power_condition(config: IdleConfig) -> Condition:
     return conditions(config, MachineState(_on_mains(), None, None, None))[0]
 
 
-def budget_condition(config: IdleConfig, spent: Spent) -> Condition:
-    """Return the condition that today's work is within the daily budget."""
-    seconds, flops = config.idle_seconds_per_day, config.idle_flops_per_day
+def seconds_per_day(config: IdleConfig, *, asked_for: bool = False) -> float | None:
+    """Return the daily budget of seconds; None without a limit, which is the default for work that somebody has asked for."""
+    seconds = config.idle_seconds_per_day
+    if seconds is None and not asked_for:
+        return DEFAULT_IDLE_SECONDS_PER_DAY
+    return None if seconds == math.inf else seconds
+
+
+def budget_condition(config: IdleConfig, spent: Spent, *, asked_for: bool = False) -> Condition:
+    """Return the condition that today's work is within the daily budget; `asked_for` is whether somebody asked for more."""
+    seconds, flops = seconds_per_day(config, asked_for=asked_for), config.idle_flops_per_day
     state, reason = f"{spent.seconds:.3g} s spent today, no limit (idle_seconds_per_day)", ""
     if seconds is not None:
         state = f"{spent.seconds:.3g} s of {seconds:g} s spent today (idle_seconds_per_day)"

@@ -107,7 +107,7 @@ class JobSource:
         self._yield_to_requests = yield_to_requests
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AnswerSettings]] | None = None
-        self._contradictions = Contradictions(self._cached)
+        self._contradictions = Contradictions(self._cached, budget)
         self._to_settle: list[Pair] | None = None
 
     def next(self) -> Job | None:
@@ -165,7 +165,7 @@ class JobSource:
 
     def _contradiction(self) -> Job | None:
         if self._to_settle is None:
-            self._to_settle = list(self._contradictions.pairs())
+            self._to_settle = list(self._contradictions.pairs(self._yield_to_requests))
         if not self._to_settle:
             return None
         left, pair = len(self._to_settle), self._to_settle.pop(0)

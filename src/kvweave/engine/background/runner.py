@@ -162,7 +162,8 @@ class BackgroundRunner:
     ) -> BackgroundReport:
         """Work now, until nothing is left, the day's budget is spent, or `stop` is set; yield to requests throughout.
 
-        With `low_load`, work also ends when the machine is needed for other things; see `idle_conditions`.
+        With `low_load`, as for work that nobody has asked for just now, it also ends when the machine is needed for other things,
+        and after an hour a day where the settings name no budget.
         A started job is finished, so one job may overdraw the budget. A job that fails is logged and left for another
         run.
         """
@@ -232,7 +233,7 @@ class BackgroundRunner:
         """Return why no work may be done now; empty if it may."""
         if without := self._preparer.without_vector:  # what jobs retrieved now would soon be out of date
             return f"{without} chunks have no vector yet"
-        budget = budget_condition(self._config, self._budget.today())
+        budget = budget_condition(self._config, self._budget.today(), asked_for=not low_load)
         return self._unfit(low_load) or first_reason([budget])
 
     def _unfit(self, low_load: bool) -> str:

@@ -18,8 +18,6 @@ from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
 
 EVERY_MINUTES: Final = 15
-DEFAULT_SECONDS_PER_DAY: Final = 3600.0
-"""Daily budget of the service where the settings have none."""
 
 _TASK_SCHEMA: Final = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 

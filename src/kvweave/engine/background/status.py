@@ -12,6 +12,7 @@ from kvweave.engine.background.conditions import (
     budget_condition,
     conditions,
     machine_state,
+    seconds_per_day,
 )
 from kvweave.engine.knowledge_base import KnowledgeBase
 
@@ -45,7 +46,7 @@ class IdleStatus:
     Attributes:
         day: today by the local calendar, such as 2026-01-31.
         spent_today: what it cost today, and `spent` in all.
-        seconds_per_day, flops_per_day: the daily budget; None without a limit.
+        seconds_per_day, flops_per_day: the daily budget of such work as `conditions` are for; None without a limit.
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
@@ -86,7 +87,7 @@ def idle_status(base: KnowledgeBase, machine: MachineState | None = None) -> Idl
         time.strftime("%Y-%m-%d"),
         today,
         _sum(budget.totals().values()),
-        config.idle_seconds_per_day,
+        seconds_per_day(config),
         config.idle_flops_per_day,
         {kind: spent.jobs for kind, spent in kinds.items()},
         budget.worth(today=True),
