@@ -5,6 +5,7 @@ it. Never calls a model: vectors come with the questions.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -12,9 +13,9 @@ from typing import Final
 
 from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.entries import Entries, NewAnswer, encoded
-from kvweave.answer_cache.eviction import Eviction
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
 from kvweave.answer_cache.near_misses import NearMiss, NearMisses
+from kvweave.answer_cache.pairs import CANDIDATES, LEAST_COSINE, AnswerPairs
 from kvweave.answer_cache.records import (
     AnswerCacheTotals,
     AnswerProvenance,
@@ -30,21 +31,10 @@ from kvweave.results import Source
 _RECENT_QUESTIONS: Final = 2048
 """How many questions `AnswerCache.nearest` compares: that takes a few milliseconds."""
 
-_CANDIDATES: Final = 8
-"""How many of the nearest questions are compared with one word by word."""
-
-_LEAST_COSINE: Final = 0.4
-"""Questions below are not compared, unless they have almost the same letters."""
-
-_MOST_PAIRS: Final = 1000
-"""How many pairs of answers are compared at a time."""
-
-_MOST_NEW: Final = 200
-"""How many new answers are compared with others at a time: that takes a second or two."""
-
 # Numbers in the table `bank_facts`
 _HITS: Final = "given"
 _EPOCH: Final = "epoch"
+_AGE: Final = "age"
 
 
 class AnswerCache:
@@ -61,6 +51,7 @@ class AnswerCache:
         self._database = database
         self._entries = Entries(database, matcher)
         self._near = NearMisses(database)
+        self.pairs = AnswerPairs(database, self._entries, matcher)
         self._invalidation = Invalidation(database, self._entries)
         self._eviction = Eviction(database, self._entries, limit_bytes)
 
@@ -108,7 +99,7 @@ class AnswerCache:
         alike.sort(key=lambda each: -each[1])
         found, near = self._compared(question, alike, threshold)
         if found is None and self._entries.has_answers(settings):
-            alike = self._entries.neighbours(question, vector(), settings, _CANDIDATES, _LEAST_COSINE)
+            alike = self._entries.neighbours(question, vector(), settings, CANDIDATES, LEAST_COSINE)
             found, near = self._compared(question, alike, threshold)
         return found, near
 
@@ -284,31 +275,6 @@ class AnswerCache:
         """Return the seconds that computing an answer ahead took; None for one that a user waited for."""
         return self._entries.ahead_s(answer.id)
 
-    def pairs_of_one_key(self) -> Iterator[tuple[CachedAnswer, CachedAnswer]]:
-        """Yield answers to two questions under the same settings and key that differ, the more used one first."""
-        for ids in self._entries.pairs_of_one_key(_MOST_PAIRS):
-            one, other = map(self.get, ids)
-            if one is not None and other is not None:
-                yield one, other
-
-    def made_after(
-        self, made_at_s: float, threshold: float
-    ) -> Iterator[tuple[CachedAnswer, list[CachedAnswer]]]:
-        """Yield the answers that were made after a time, the oldest first, each with those that `find` may give to its question.
-
-        The time is in seconds since 1970. Yields a part of them if there are many.
-        """
-        for answer in filter(None, map(self.get, self._entries.made_after(made_at_s, _MOST_NEW))):
-            alike = self._entries.neighbours(
-                answer.question, answer.vector, answer.settings, _CANDIDATES, _LEAST_COSINE
-            )
-            same = []
-            for other, cosine in alike:
-                compared = self.matcher.compare(answer.question, other.question, cosine, threshold)
-                if other.id != answer.id and compared.sameness == "same":
-                    same.append(replace(other, similarity=cosine, errors=compared.errors))
-            yield answer, same
-
     def confirm(self, answer: CachedAnswer, epoch: int) -> None:
         """Record that an answer is made from the best chunks of an epoch, which was read before the check."""
         self._entries.raise_epoch(answer.id, epoch)
@@ -386,3 +352,57 @@ class Invalidation:
                 "DELETE FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))", (versions,)
             )
         return dropped
+
+
+class Eviction:
+    """Keeps the table of questions below `limit_bytes`, by the weights in it: uses plus an age that grows."""
+
+    _PAGE_ROWS: Final = 256
+
+    def __init__(self, database: Database, entries: Entries, limit_bytes: int) -> None:
+        self._database = database
+        self._entries = entries
+        self.limit_bytes = limit_bytes
+
+    def record_use(self, id_: int) -> None:
+        """Count one use of a question; being asked first is one."""
+        self._database.execute(
+            """UPDATE banked_questions SET uses = uses + 1, last_used = ?,
+                 weight = uses + 1 + coalesce((SELECT value FROM bank_facts WHERE name = ?), 0) WHERE id = ?""",
+            (time.time(), _AGE, id_),
+        )
+
+    def record_prediction(self, id_: int) -> None:
+        """Give a predicted question a lower weight than any that a user asked, so that it is evicted first."""
+        self._database.execute(
+            """UPDATE banked_questions SET last_used = ?,
+                 weight = coalesce((SELECT value FROM bank_facts WHERE name = ?), 0) WHERE id = ?""",
+            (time.time(), _AGE, id_),
+        )
+
+    def evict(self) -> None:
+        """Delete the questions of the lowest weight until the rest is within the cap."""
+        with self._database.transaction():
+            while (excess := self._entries.count().bytes - self.limit_bytes) > 0:
+                victims, heaviest = self._lightest(excess)
+                self._database.execute(
+                    "DELETE FROM banked_questions WHERE id IN (SELECT value FROM json_each(?))",
+                    (json.dumps(victims),),
+                )
+                self._entries.increase(_AGE, max(0.0, heaviest - self._entries.counter(_AGE)))
+
+    def _lightest(self, excess_bytes: int) -> tuple[list[int], float]:
+        """Return the questions of lowest weight that free `excess_bytes`, at most one page, and the highest weight."""
+        rows = self._database.query(
+            "SELECT id, weight, bytes FROM banked_questions ORDER BY weight, last_used, id LIMIT ?",
+            (self._PAGE_ROWS,),
+        )
+        victims: list[int] = []
+        heaviest = 0.0
+        for id_, weight, size in rows:
+            victims.append(id_)
+            heaviest = weight
+            excess_bytes -= size
+            if excess_bytes <= 0:
+                break
+        return victims, heaviest

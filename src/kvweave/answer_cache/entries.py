@@ -251,28 +251,6 @@ class Entries:
         answers = ((self.get(id_), cosine) for id_, cosine in near)
         return [(answer, cosine) for answer, cosine in answers if answer is not None]
 
-    def pairs_of_one_key(self, most: int) -> list[tuple[int, int]]:
-        """Return the ids of answered questions with the same settings and key whose answers are others, at most `most`.
-
-        The more used one comes first.
-        """
-        rows = self._database.query(
-            """SELECT one.id, other.id FROM banked_questions one JOIN banked_questions other
-                 ON one.circumstances = other.circumstances AND one.reading = other.reading
-               WHERE one.answer <> other.answer AND (one.weight, -one.id) > (other.weight, -other.id)
-               ORDER BY one.id, other.id LIMIT ?""",
-            (most,),
-        )
-        return [(int(one), int(other)) for one, other in rows]
-
-    def made_after(self, made_at_s: float, most: int) -> list[int]:
-        """Return the ids of the answers that were made after a time in seconds since 1970, the oldest first, at most `most`."""
-        rows = self._database.query(
-            "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND made_at > ? ORDER BY made_at, id LIMIT ?",
-            (made_at_s, most),
-        )
-        return [int(id_) for (id_,) in rows]
-
     def answered_before(self, epoch: int) -> Iterator[CachedAnswer]:
         """Yield answers whose chunks were last the best ones in an earlier epoch, most used first."""
         ids = self._database.query(

@@ -42,7 +42,7 @@ class Contradictions:
     def _of_one_key(self) -> Iterator[Pair]:
         """Yield those whose questions have one key, the answer that is used more first."""
         answers, threshold = self.cached.answers, self.cached.threshold
-        for one, other in answers.pairs_of_one_key():
+        for one, other in answers.pairs.of_one_key():
             cosine = similarity(one.vector, other.vector)
             comparable = one.settings.reranker == self.cached.reranker and contradict(one.text, other.text)
             if comparable and answers.matcher.same(one.question, other.question, cosine, threshold):
@@ -55,7 +55,7 @@ class Contradictions:
         """
         before = compared = self.budget.fact(_COMPARED) or 0.0
         found = False
-        for answer, same in self.cached.answers.made_after(before, self.cached.threshold):
+        for answer, same in self.cached.answers.pairs.of_new_answers(before, self.cached.threshold):
             between()
             comparable = same if answer.settings.reranker == self.cached.reranker else []
             for other in comparable:
