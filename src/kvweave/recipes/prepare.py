@@ -190,9 +190,16 @@ class WithNeighbours(Prepare):
         """
         neighbours = self.fitting_neighbours(ctx, chunk)
         isolated = isolated_kv(ctx, chunk)
-        if neighbours:
-            return encode_after(ctx, neighbours, chunk)
-        return PreparedChunk(isolated, (digest_tokens(chunk),))
+        if not neighbours:
+            return PreparedChunk(isolated, (digest_tokens(chunk),))
+        prepared = encode_after(ctx, neighbours, chunk)
+        return replace(prepared, features=self.features_of(ctx, prepared, isolated))
+
+    def features_of(
+        self, ctx: PrepareContext, prepared: PreparedChunk, isolated: ChunkKV
+    ) -> tuple[StoreEntry, ...]:
+        """Return the features of `by_products`, given a chunk's KV after its neighbours and alone; by default none."""
+        return ()
 
     def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the first neighbours, as many as fit the model's context before the chunk."""

@@ -1,7 +1,7 @@
 """weave: recompute what the question attends to and what depends on earlier text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -89,13 +89,11 @@ class SimilarAndPrevious(WithNeighbours):
         before = fitting(ctx, chunk, previous[::-1])[::-1]
         return [*fitting(ctx, chunk, similar, before), *before]
 
-    def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
-        """Compute the KV, and the feature that `ContextSensitivity` would extract in a pass of its own."""
-        prepared = WithNeighbours.compute(self, ctx, chunk)  # super() finds no class behind slots
-        neighbours = prepared.sources[1:]
-        if not neighbours:
-            return prepared
-        return replace(prepared, features=(ContextSensitivity(self).measured(ctx, chunk, prepared),))
+    def features_of(
+        self, ctx: PrepareContext, prepared: PreparedChunk, isolated: ChunkKV
+    ) -> tuple[StoreEntry, ...]:
+        """Return the feature that `ContextSensitivity` would extract in a pass of its own."""
+        return (ContextSensitivity(self).measured(ctx, prepared, isolated),)
 
     def _both(self, corpus: Corpus, chunk: Ids) -> tuple[list[Ids], Sequence[Ids]]:
         previous = corpus.previous(chunk, self.previous)
@@ -132,11 +130,12 @@ class ContextSensitivity:
         for chunk in chunks:
             neighbours = self.neighbours.fitting_neighbours(ctx, chunk)
             if neighbours:
-                yield self.measured(ctx, chunk, encode_after(ctx, neighbours, chunk))
+                yield self.measured(ctx, encode_after(ctx, neighbours, chunk), isolated_kv(ctx, chunk))
 
-    def measured(self, ctx: PrepareContext, chunk: Ids, moved: PreparedChunk) -> StoreEntry:
-        """Return the feature of a chunk, whose KV after `neighbours` is given as computed."""
-        feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated_kv(ctx, chunk))})
+    def measured(self, ctx: PrepareContext, moved: PreparedChunk, isolated: ChunkKV) -> StoreEntry:
+        """Return the feature of a chunk, given its KV after `neighbours` as computed and alone as stored."""
+        chunk = moved.kv.token_ids
+        feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated)})
         return StoreEntry(feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), moved.sources)
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:

@@ -24,10 +24,8 @@ class Percentiles:
 
 def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     """Return percentiles, interpolated between values; None if there are no values."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return None
-    return Percentiles(*(float(value) for value in np.percentile(found, (50, 95, 99))))
+    found = _at(values, (50, 95, 99))
+    return Percentiles(*found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,14 @@ class LongestGaps:
 
 def longest_gaps(values: Iterable[float | None]) -> LongestGaps | None:
     """As `percentiles`."""
+    found = _at(values, (50, 95, 100))
+    return LongestGaps(*found) if found else None
+
+
+def _at(values: Iterable[float | None], percents: tuple[float, ...]) -> list[float]:
+    """Return the values at these percentages, without those that are None; nothing if there are none."""
     found = [value for value in values if value is not None]
-    if not found:
-        return None
-    return LongestGaps(*(float(value) for value in np.percentile(found, (50, 95, 100))))
+    return [float(value) for value in np.percentile(found, percents)] if found else []
 
 
 @dataclass(frozen=True, slots=True)
