@@ -318,3 +318,24 @@ def test_kv_computed_after_a_removed_document_is_due_and_made_again(tiny, tmp_pa
         assert base.preparation.since_s > 0
         base.prepare()
         assert (base.missing_kv(), base.preparation.since_s) == (0, 0)
+
+
+def test_a_document_removed_while_chunks_are_prepared_stays_marked(tiny, tmp_path, documents):
+    with open_tiny(tmp_path / "home", recipe="weave", answer_limit_bytes=0) as base:
+        base.add(documents)
+        changed_s = base.preparation.changed_s()  # as a process at work has seen the list
+        base.remove(documents / "0.txt")
+        assert not base.preparation.unmark(changed_s)
+        assert base.preparation.since_s > 0
+        base.remove(*(each.source for each in base.documents()))
+        assert base.preparation.since_s == 0  # without documents there is nothing to prepare
+
+
+def test_a_removal_and_its_mark_are_one_commit(tiny, tmp_path, documents, monkeypatch):
+    with open_tiny(tmp_path / "home", recipe="weave", answer_limit_bytes=0) as base:
+        base.add(documents)
+        listed = len(base.documents())
+        monkeypatch.setattr(type(base.preparation), "mark", lambda self, removed: refuse_write())
+        with pytest.raises(StoreFull):
+            base.remove(documents / "0.txt")
+        assert len(base.documents()) == listed

@@ -157,17 +157,17 @@ def _prepared_all(options: opt.SharedOptions, base: "KnowledgeBase", report: "Pr
     began: dict[str, float] = {}  # the ways that were tried, and the newest document then
 
     def untried() -> list[str]:
-        newest_s = preparation.newest_s()
-        return [way for way in preparation.marked() if began.get(way) != newest_s]
+        changed_s = preparation.changed_s()
+        return [way for way in preparation.marked() if began.get(way) != changed_s]
 
     while not done or untried():
         with preparation.in_background() as alone:
             if not alone:
                 break
-            began[preparation.way] = preparation.newest_s()
+            began[preparation.way] = preparation.changed_s()
             done.append(_prepared(base, report))
             for way in untried():
-                began[way] = preparation.newest_s()
+                began[way] = preparation.changed_s()
                 try:
                     with replace(options, **settings_of(way)).open_kb() as other:
                         done.append(_prepared(other, report))

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvweave.config import Config, GenerationConfig, read_config
 from kvweave.engine.active_requests import ActiveRequests
-from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.engine.components import Components
 from kvweave.engine.documents.paths import existing_paths, sources_from
-from kvweave.engine.documents.preparation import Preparation, preparation_way
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
 from kvweave.engine.state import (
@@ -74,12 +72,10 @@ class KnowledgeBase:
         self._state = KnowledgeBaseState(self.folder, name, config, namespace)
         self.answers = self._state.answers
         self.predictions = self._state.predictions
+        self.background_budget = self._state.background_budget
+        self.preparation = self._state.preparation
         with ExitStack() as undo:
             undo.callback(self._state.close)
-            self.background_budget = BackgroundBudget(self._state.database)
-            self.preparation = Preparation(
-                self._state.database, self.background_budget, self.folder, preparation_way(config)
-            )
             self._metadata = KBMetadata(self._state.database, name, config)
             undo.pop_all()
         activity = None if resident is None else resident.activity
@@ -177,8 +173,6 @@ class KnowledgeBase:
         sources = list(dict.fromkeys(source for path in paths for source in found(path)))
         began_s = time.time()
         versions = [version for version in map(self._state.remove, sources) if version]
-        if versions and self._state.documents.visible_versions():
-            self.preparation.mark()  # KV of other documents may have been computed after theirs
         if versions and self._metadata.get("dimensions"):
             self._components.index.delete(versions, before_s=began_s)
             self._components.index.sweep(self._state.documents.visible_versions(), SWEEP_GRACE_S)
@@ -199,7 +193,6 @@ class KnowledgeBase:
             self.predictions.clear()
             self._state.verdicts.clear()
             self._metadata.clear()
-            self.preparation.clear()
             store.clear()
         self._components.forget()
         self._state.empty_conversations()
@@ -404,7 +397,6 @@ class KnowledgeBase:
             self._state,
             self._components,
             self._metadata,
-            self.preparation,
             self._preparer,
             self.folder.parent,
         )

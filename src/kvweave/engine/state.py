@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
 from kvweave.database import Database
+from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.engine.background.verdicts import VerdictTable
 from kvweave.engine.conversations.conversation_log import empty_outdated
+from kvweave.engine.documents.preparation import Preparation, preparation_way
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.index.documents import DocumentTable
@@ -77,6 +79,10 @@ class KnowledgeBaseState:
             self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
             self.predictions = PredictionStore(self.database)
             self.verdicts = VerdictTable(self.database)
+            self.background_budget = BackgroundBudget(self.database)
+            self.preparation = Preparation(
+                self.database, self.background_budget, folder, preparation_way(config)
+            )
             self.conversations = folder / "conversations"
             if config.store.shared is not None:
                 self._store = self._open_store()  # a wrong address is refused now
@@ -107,6 +113,7 @@ class KnowledgeBaseState:
         """
         kv_digests, store = [digest_tokens(ids) for ids in kv_ids], self.store
         with self.database.transaction():
+            self.preparation.mark()  # before: documents added since then are prepared first
             earlier = self.documents.get(document.source)
             listed = self.documents.put(
                 document, chunks, kv_digests, [len(ids) for ids in kv_ids], with_vectors=with_vectors
@@ -138,6 +145,7 @@ class KnowledgeBaseState:
                 return None
             store.disown(listed.version)
             self._forget([listed.version])
+            self.preparation.mark(removed=True)
         self.database.after_commit(self._drop_trials)
         return listed.version
 

@@ -86,7 +86,7 @@ class ChunkPreparer:
 
     @property
     def due(self) -> bool:
-        """Whether documents were added that are not prepared yet; takes a query."""
+        """Whether documents were added or removed since all was prepared; takes a query."""
         return not self._state.database.read_only and self._preparation.since_s > 0
 
     def check(self) -> None:
@@ -113,14 +113,14 @@ class ChunkPreparer:
         Returns that, and how many chunks exceed the store's limit.
         """
         passed_over: set[str] = set()
-        newest_s = self._preparation.newest_s()
+        changed_s = self._preparation.changed_s()
         work = self._work(set(), passed_over)
         batches = [] if work is None else work.batches
         with suppress(StoreError):  # a full disk
             if batches or self._vectors.count:
                 self._preparation.mark()
             else:
-                self._preparation.unmark(newest_s)
+                self._preparation.unmark(changed_s)
         if work is not None and batches:
             model = work.ctx.adapter.fingerprint.digest
             if all(self._preparation.rate(kind, model) is None for kind in (_PASS, batches[0].kind)):
@@ -143,7 +143,7 @@ class ChunkPreparer:
                     done, finished = self._run(progress, guard)
                     computed, embedded = computed + done.computed, embedded + done.embedded
                     left_out = done.left_out
-            # Whoever adds documents marks them first, and then looks whether a process is at it.
+            # A process that changes documents marks that first, and then looks whether another one is at work.
             if (alone and not (finished and self.due)) or (not alone and not wait):
                 return PrepareReport(computed, left_out, time.perf_counter() - began, embedded)
             if not alone:
@@ -160,12 +160,12 @@ class ChunkPreparer:
         run, full_before = _Run(self._preparation, progress, guard), self._state.store.times_full
         passed_over: set[str] = set()
         while True:
-            newest_s = self._preparation.newest_s()  # before the list is read
+            changed_s = self._preparation.changed_s()  # before the list is read
             run.embedded += self._vectors.write(progress, guard)
             began = time.monotonic()
             work = self._work(run.tried, passed_over)
             if work is None or not work.batches:
-                if (ended := self._ended(newest_s)) is not None:
+                if (ended := self._ended(changed_s)) is not None:
                     return run.report(len(passed_over)), ended
                 continue
             until = time.monotonic() + max(_LIST_S, 20 * (time.monotonic() - began))
@@ -180,13 +180,13 @@ class ChunkPreparer:
                 if time.monotonic() > until or self._vectors.count:
                     break
             else:
-                if (ended := self._ended(newest_s)) is not None:
+                if (ended := self._ended(changed_s)) is not None:
                     return run.report(len(passed_over)), ended
 
-    def _ended(self, newest_s: float) -> bool | None:
-        """Record that all is done; return whether that succeeded, None if a document has come meanwhile."""
+    def _ended(self, changed_s: float) -> bool | None:
+        """Record that all is done; return whether that succeeded, None if the documents have changed meanwhile."""
         try:
-            return True if self._preparation.unmark(newest_s) else None
+            return True if self._preparation.unmark(changed_s) else None
         except StoreError as error:
             _LOG.warning("that all chunks are prepared could not be recorded: %s", error)
             return False

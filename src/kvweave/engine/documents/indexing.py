@@ -19,7 +19,6 @@ from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.engine.answering.settings import within_context
 from kvweave.engine.components import Components
 from kvweave.engine.documents.chunk_preparation import ChunkPreparer
-from kvweave.engine.documents.preparation import Preparation
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
@@ -47,7 +46,6 @@ class Indexer:
     state: KnowledgeBaseState
     components: Components
     metadata: KBMetadata
-    preparation: Preparation
     preparer: ChunkPreparer
     own_folder: Path
 
@@ -107,7 +105,6 @@ class IndexRun:
         self._wait = wait
         components = indexer.components
         self._state, self._metadata = indexer.state, indexer.metadata
-        self._preparation = indexer.preparation
         self._own_folder, self._progress = indexer.own_folder, progress
         self._model, self._system = components.model, indexer.metadata.system
         self._chunker = self._make_chunker()
@@ -254,7 +251,6 @@ class IndexRun:
         for source in sorted(sources):
             self._state.remove(source)
             self._tally.removed.append(source)
-            self._preparation.mark()  # KV of other documents may have been computed after its chunks
 
     def _commit(self, pending: Pending, *, with_vectors: bool) -> None:
         """Write chunks, then make the documents visible in one commit that also drops their old versions."""
@@ -264,7 +260,6 @@ class IndexRun:
         with self._state.database.transaction():
             self._check_written(pending)
             self._metadata.record(self._model.fingerprint, self._facts)
-            self._preparation.mark()
             for document, chunks in pending:
                 kv_ids = [self._model.template.with_separator(chunk.token_ids) for chunk in chunks]
                 self._state.put(document, chunks, kv_ids, with_vectors=with_vectors)

@@ -1,7 +1,8 @@
 """How far the chunks of a knowledge base are prepared, and which process works on it. Loads no model.
 
-`add` marks its documents as to be prepared in the commit that lists them. The mark goes once everything that fits the
-store's limit is prepared, so work that was interrupted is found again. The process that works holds the lock on `lock`.
+The commit that lists a document marks that there is something to prepare; so does the commit that removes one, since KV of other
+documents may have been computed after its chunks. The mark goes once everything that fits the store's limit is prepared, so work
+that was interrupted is found again. The process that works holds the lock on `lock`.
 
 The background process holds the lock on `background_lock` too, from its start to its end, and does all that is marked, for whatever
 recipe. Before it has loaded its code, the file tells of it.
@@ -24,6 +25,7 @@ from kvweave.files import absolute_if_path, is_locked, is_process_alive, try_loc
 
 _LOG = logging.getLogger(__name__)
 _SINCE: Final = "prepare_since"
+_REMOVED: Final = "prepare_removed"
 _LEFT: Final = "prepare_left"
 _LEFT_WITHOUT_KV: Final = "prepare_left_without_kv"
 _LEFT_S: Final = "prepare_left_s"
@@ -103,23 +105,32 @@ class Preparation:
         """Return the ways in which something is still to be prepared."""
         return [way for way, since_s in self._facts.facts(_SINCE).items() if since_s]
 
-    def mark(self) -> None:
-        """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
+    def mark(self, *, removed: bool = False) -> None:
+        """Note that there is something to prepare from now on, in the caller's transaction if there is one.
+
+        `removed` says that a document was removed: a process at work looks once more then, and without documents there is
+        nothing to prepare.
+        """
         with self._database.transaction():
-            if not self.since_s:
+            if removed:
+                self._facts.record_fact(_REMOVED, time.time())
+            if removed and not self._database.query("SELECT 1 FROM documents LIMIT 1"):
+                self.clear()
+            elif not self.since_s:
                 self._record(_SINCE, time.time())
 
-    def newest_s(self) -> float:
-        """Return when the newest document was added (seconds since 1970); 0 without documents."""
-        return float(self._database.query("SELECT coalesce(max(added_at), 0) FROM documents")[0][0])
+    def changed_s(self) -> float:
+        """Return when a document was last added or removed (seconds since 1970); 0 if never."""
+        added_s = float(self._database.query("SELECT coalesce(max(added_at), 0) FROM documents")[0][0])
+        return max(added_s, self._facts.fact(_REMOVED) or 0.0)
 
-    def unmark(self, newest_s: float) -> bool:
-        """Note that all is prepared; return False, and do nothing, if a document has come after that of `newest_s`.
+    def unmark(self, changed_s: float) -> bool:
+        """Note that all is prepared; return False, and do nothing, if the documents have changed since `changed_s`.
 
         Raises StoreError if that cannot be recorded, as on a full disk.
         """
         with self._database.transaction():
-            if self.newest_s() > newest_s:
+            if self.changed_s() > changed_s:
                 return False
             self._record_left(0, 0, 0.0, measured=True)
             self._record(_SINCE, 0.0)
