@@ -228,6 +228,18 @@ def retrieval(found: Result) -> str:
             "",
             *table(met, shares),
             "",
+            "Chunks to be computed again when one document changes, on average:",
+            "",
+            *table(
+                ("the document's own", *(f"of others, {count} nearest" for count in counts)),
+                [
+                    [
+                        _estimate(figures["change"]["own"]),
+                        *(_estimate(each) for each in figures["change"]["others"]),
+                    ]
+                ],
+            ),
+            "",
             "```",
             found["about"]["command"],
             "```",

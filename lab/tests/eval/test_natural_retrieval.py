@@ -81,6 +81,25 @@ def test_everything_is_found_where_everything_fits(found):
     assert context.by_chance == 1
 
 
+def test_a_changed_document_makes_chunks_due_that_have_its_own_as_neighbours(found):
+    content, library = found
+    change = measure_retrieval(library, content.questions, [48]).change
+    sources = {chunk.document for number, chunk in enumerate(library.chunks) if library.is_own(number)}
+    due = [
+        {
+            number
+            for number, chunk in enumerate(library.chunks)
+            if chunk.document != source
+            and any(library.chunks[near].document == source for near in library.nearest(number, 3))
+        }
+        for source in sources
+    ]
+    assert sum(map(len, due)) > 0
+    assert change.others[NEIGHBOURS.index(3)].value == pytest.approx(sum(map(len, due)) / len(sources))
+    own = sum(library.is_own(number) for number in range(len(library.chunks)))
+    assert change.own.value == pytest.approx(own / len(sources))
+
+
 def test_rankings_are_those_of_words_and_vectors_alone(found):
     content, library = found
     figures = measure_retrieval(library, content.questions, [48])

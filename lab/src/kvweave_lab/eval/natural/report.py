@@ -53,7 +53,7 @@ def tables(done: NaturalResult) -> Iterator[Table]:
 
 
 def retrieval_tables(figures: RetrievalFigures) -> Iterator[Table]:
-    """Yield what retrieval finds, and how often neighbours are retrieved together."""
+    """Yield what retrieval finds, how often neighbours are retrieved together, and what a changed document costs."""
     title = f"Evidence found, {figures.questions} questions, {figures.library_chunks:,} chunks"
     table = text_table(("ranking", *(f"recall@{depth}" for depth in DEPTHS), "MRR"), title=title)
     for ranking in figures.rankings:
@@ -72,6 +72,13 @@ def retrieval_tables(figures: RetrievalFigures) -> Iterator[Table]:
         )
     yield table
     yield _together_table(figures)
+    change = figures.change
+    table = text_table(
+        ("chunks of the document", *(f"of others, {count} nearest" for count in NEIGHBOURS)),
+        title="Chunks to be computed again when a document changes",
+    )
+    table.add_row(*(f"{each.value:.1f}" for each in (change.own, *change.others)))
+    yield table
 
 
 def _together_table(figures: RetrievalFigures) -> Table:

@@ -71,13 +71,28 @@ class ContextFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeFigures:
+    """What a changed document costs, on average over the set's own documents.
+
+    Attributes:
+        own: chunks of the document; each is computed again, alone and after its neighbours.
+        others: for each of NEIGHBOURS the chunks of other documents with one of these chunks among so many nearest ones. They
+            are computed again after their neighbours.
+    """
+
+    own: Estimate
+    others: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RetrievalFigures:
-    """Both, with the number of questions and of chunks that are searched."""
+    """All of these, with the number of questions and of chunks that are searched."""
 
     questions: int
     library_chunks: int
     rankings: tuple[Ranking, ...]
     contexts: tuple[ContextFigures, ...]
+    change: ChangeFigures
 
 
 def measure_retrieval(
@@ -92,7 +107,7 @@ def measure_retrieval(
         progress("questions", done, len(asked))
     rankings = tuple(_ranking(name, places) for name, places in placed.items())
     contexts = tuple(_context(library, asked, length) for length in lengths)
-    return RetrievalFigures(len(asked), len(library.chunks), rankings, contexts)
+    return RetrievalFigures(len(asked), len(library.chunks), rankings, contexts, _change(library))
 
 
 def _places(library: Library, question: Question) -> dict[str, list[int | None]]:
@@ -144,6 +159,21 @@ def _context(library: Library, questions: Sequence[Question], length: int) -> Co
         ),
         by_chance=float(np.mean([count - 1 for count in counts]) / max(1, len(library.chunks) - 1)),
         previous=_mean([np.mean(own) for own in told if own]) if any(told) else None,
+    )
+
+
+def _change(library: Library) -> ChangeFigures:
+    documents = [chunk.document for chunk in library.chunks]
+    own = sorted({documents[number] for number in range(len(documents)) if library.is_own(number)})
+    due: dict[str, list[set[int]]] = {source: [set() for _ in NEIGHBOURS] for source in own}
+    for number, source in enumerate(documents):
+        nearest = [documents[near] for near in library.nearest(number, NEIGHBOURS[-1])]
+        for place, count in enumerate(NEIGHBOURS):
+            for near in set(nearest[:count]) & due.keys() - {source}:
+                due[near][place].add(number)
+    return ChangeFigures(
+        own=_mean([documents.count(source) for source in own]),
+        others=tuple(_mean([len(due[source][place]) for source in own]) for place in range(len(NEIGHBOURS))),
     )
 
 
