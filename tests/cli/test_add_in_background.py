@@ -69,7 +69,7 @@ def test_add_returns_and_a_process_prepares_the_chunks(command, documents, start
     assert all(document["chunks_with_kv"] == document["chunks"] for document in listed)
     stats = command.json("cache", "stats")
     assert stats["preparation"]["left"] == 0
-    assert stats["by_kind"]["woven-10-1-int8"]["entries"] == added["chunks"]
+    assert stats["by_kind"]["woven-5-1-int8"]["entries"] == added["chunks"]
     assert "preparation" not in command.json("add", documents)  # nothing is left to do
     assert started == [process]
 
@@ -136,7 +136,7 @@ def test_a_process_that_has_just_started_is_told_and_takes_the_work_of_every_add
     assert command("ls").stderr == ""  # it has prepared for both recipes
     kinds = command.json("cache", "stats")["by_kind"]
     assert (
-        kinds["isolated"]["entries"] == kinds["woven-10-1-int8"]["entries"] == other["chunk_kv_waiting"] > 3
+        kinds["isolated"]["entries"] == kinds["woven-5-1-int8"]["entries"] == other["chunk_kv_waiting"] > 3
     )
 
 

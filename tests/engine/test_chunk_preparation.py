@@ -91,7 +91,7 @@ def test_the_plainest_kv_of_every_chunk_comes_first_and_is_used_at_once(tiny, tm
         kinds = []
         base.prepare(lambda *_: kinds.append(base.store.stats().by_kind))
         plain = [found["isolated-int8"].entries for found in kinds]
-        dear = [found["woven-10-1-int8"].entries if "woven-10-1-int8" in found else 0 for found in kinds]
+        dear = [found["woven-5-1-int8"].entries if "woven-5-1-int8" in found else 0 for found in kinds]
         assert 0 < plain[0] < 18  # entry by entry
         assert all(done == 18 for done, dearer in zip(plain, dear, strict=True) if dearer)
         assert plain[-1] == dear[-1] == 18

@@ -13,7 +13,7 @@ def kinds(base: KnowledgeBase) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("recipe", "note"),
-    [("cachecraft", "rehearsed-3-8"), ("qcfuse", "importance"), ("weave", "moved-woven-10-1")],
+    [("cachecraft", "rehearsed-3-8"), ("qcfuse", "importance"), ("weave", "moved-woven-5-1")],
 )
 def test_features_are_computed_once_also_for_chunks_of_another_recipe(open_kb, documents, recipe, note):
     with open_kb(recipe="reuse") as base:

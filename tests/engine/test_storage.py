@@ -46,7 +46,7 @@ def test_by_default_kv_is_quantised_where_the_recipe_allows_it(open_kb, document
     """
     with open_kb() as base:
         chunks = base.add(documents).chunks
-        assert base.store.stats().by_kind["woven-10-1-int8"].entries == chunks
+        assert base.store.stats().by_kind["woven-5-1-int8"].entries == chunks
         assert base.ask(QUESTION).plan.recipe == "weave"
         plan = kvweave.prefill(base.adapter, base.store, base.prompt(QUESTION)).plan
         assert "fresh" not in {span.origin for span in plan.spans if span.kind == "chunk"}

@@ -159,7 +159,7 @@ def test_extracting_features_leaves_no_exact_copies(
     """Context sensitivity compares KV as computed, after neighbours as stored, with isolated KV as stored."""
     with ChunkStore(tmp_path) as store:
         prepare(adapter, store, recipe_named("weave", storage=storage))
-        made = {"bare", f"isolated-{storage}", f"woven-10-1-{storage}", "moved-woven-10-1"}
+        made = {"bare", f"isolated-{storage}", f"woven-5-1-{storage}", "moved-woven-5-1"}
         assert store.stats().by_kind.keys() == made
         ctx = ctx_of(adapter, store)
         first, *others = (tuple(adapter.template.chunk_ids(text)) for text in TEXTS)
@@ -173,7 +173,7 @@ def test_extracting_features_leaves_no_exact_copies(
         assert feature is not None
         torch.testing.assert_close(feature.tensors["moved"], off.mean(dim=(0, 1)))
         kinds_found = kinds(placed(adapter, store, f"{storage}+weave"))
-        assert set(kinds_found) == {f"woven-10-1-{storage}"}
+        assert set(kinds_found) == {f"woven-5-1-{storage}"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -34,7 +34,7 @@ def weave() -> Recipe:
         stale KV shows the first. The second is measured at indexing time: a chunk is prefilled alone, and once more after
         similar chunks and the one before it in its document; the tokens whose KV moves are those whose meaning depends on
         other text. The KV of that second pass is what is stored for questions.
-    Parameters: 10 similar chunks and 1 before; ratio 0.1.
+    Parameters: 5 similar chunks and 1 before; ratio 0.1. FusionRAG's 10 took prompts of small chunks farther from full attention.
     Differs from the paper: nothing to differ from.
     Relations: `woven+prophetkv` is this recipe without context sensitivity; `following+weave` prepares after the chunk before
         alone, so that a chunk's KV depends on its own document only, and measures in a pass of its own.
@@ -59,7 +59,7 @@ class SimilarAndPrevious(WithNeighbours):
     `compute` measures on the way how far each token's KV moved.
     """
 
-    similar: int = 10
+    similar: int = 5
     previous: int = 1
 
     @property
