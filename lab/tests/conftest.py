@@ -29,3 +29,11 @@ def small_bandwidth_trials():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "_SUMMED_BYTES", 2**22)
         yield
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn, for tests of which files there are; `eval/test_report` and its like draw each of them."""
+    from kvweave_lab.report import figures
+
+    monkeypatch.setattr(figures, "to_png", lambda figure: b"\x89PNG")

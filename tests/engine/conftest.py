@@ -9,7 +9,8 @@ from kvweave.samples import CHUNK_TOKENS, TOP_K
 def open_kb(tmp_path, request):
     """Opens knowledge bases under one home, by default without an answer cache; closes them at the end.
 
-    A test file may name a RECIPE that prepares less than the default one, where nothing depends on it.
+    A test file may name a RECIPE that prepares less than the default one, where nothing depends on it. Answers to the
+    sample questions have few tokens; a question whose document is missing is answered at length, which tells nothing more.
     """
     opened = []
 
@@ -20,6 +21,7 @@ def open_kb(tmp_path, request):
             "chunk_tokens": CHUNK_TOKENS,
             "top_k": TOP_K,
             "answer_limit_bytes": 0,
+            "max_new_tokens": 24,
             **settings,
         }
         opened.append(kvweave.open(name, home=tmp_path / "home", **settings))

@@ -8,6 +8,7 @@ from kvweave.results import Answer, Piece, Plan, Prefill, Source, Timing
 from kvweave.types import TokenizedPrompt
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 PASSAGES = [
     "The boiler was serviced by Hartwell & Sons on 4 March.",

@@ -32,12 +32,19 @@ def expected(added):
     return {each.text: base.ask(each.text, recipe="full").text for each in sample_questions()}
 
 
-def test_sample_questions_are_answered_and_only_the_question_is_computed(added, expected):
-    base, report = added
+@pytest.fixture(scope="module")
+def answers(added):
+    """The answers under the default recipe to the sample questions, by question."""
+    base, _ = added
+    return {each.text: base.ask(each.text) for each in sample_questions()}
+
+
+def test_sample_questions_are_answered_and_only_the_question_is_computed(added, expected, answers):
+    _, report = added
     assert report.chunks == report.chunk_kv_computed > len(report.added) > 10
     right = reused = 0
     for question in sample_questions():
-        answer = base.ask(question.text)
+        answer = answers[question.text]
         assert answer.plan.fresh_tokens == answer.plan.spans[-1].tokens
         reused += answer.text == question.answer
         right += expected[question.text] == question.answer
@@ -75,10 +82,9 @@ def test_an_answer_has_its_sources_and_times(open_kb, documents):
     assert timing.answer_tokens == len(base.adapter.template.tokenize(answer.text))
 
 
-def test_chunks_of_one_document_are_in_reading_order(added):
-    base, _ = added
-    for question in sample_questions():
-        places = [(source.document, source.start) for source in base.ask(question.text).sources]
+def test_chunks_of_one_document_are_in_reading_order(answers):
+    for answer in answers.values():
+        places = [(source.document, source.start) for source in answer.sources]
         by_document = {document: [s for d, s in places if d == document] for document, _ in places}
         assert all(starts == sorted(starts) for starts in by_document.values())
 
@@ -117,9 +123,8 @@ def test_a_second_iteration_yields_nothing_and_keeps_the_answer(open_kb, documen
     assert stream.answer.text == "walnut"
 
 
-def test_several_threads_ask_one_knowledge_base(added):
+def test_several_threads_ask_one_knowledge_base(added, answers):
     base, _ = added
-    questions = [q for q in sample_questions() if q.kind in ("single", "multikey")] * 3
-    expected = [base.ask(q.text).text for q in questions]
+    questions = [q.text for q in sample_questions() if q.kind in ("single", "multikey")] * 3
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda q: base.ask(q.text).text, questions)) == expected
+        assert [found.text for found in pool.map(base.ask, questions)] == [answers[q].text for q in questions]

@@ -7,6 +7,7 @@ from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.types import Message
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 SENDBEL = "What is the password of Sendbel?"
 AGAIN = "Please tell me the password of Glorric."

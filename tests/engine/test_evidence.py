@@ -15,6 +15,7 @@ from kvweave.engine.answering.settings import Settings
 from kvweave.index.search import FoundChunk, SearchReason
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 VECTOR = np.eye(4, dtype=np.float32)[0]
 SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)

@@ -24,6 +24,7 @@ from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.engine.background.status import idle_status
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 LIMITS = {"idle_power": "any", "idle_load": 0.5, "idle_memory_pressure": 10.0, "idle_temperature": 85.0}
 CALM = MachineState(True, 0.1, 0.0, 50.0)

@@ -14,6 +14,7 @@ from kvweave.predict.prompts import FewShotPrompts
 from kvweave.predict.worth import LEAST_ASKED, LEAST_WORK
 
 RECIPE = "reuse"
+pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 OTHERWISE = "What is known to be the password of Glorric?"
 

@@ -164,7 +164,7 @@ def test_the_whole_prompt_is_never_in_memory(
 ) -> None:
     """Count all live KV bytes, except mapped files, while layers are placed, recomputed and clustered."""
     adapter = deep_adapter()
-    prompt = kvweave.Prompt(QUESTION, tuple(text * 25 for text in TEXTS), SYSTEM)
+    prompt = kvweave.Prompt(QUESTION, tuple(text * 12 for text in TEXTS), SYSTEM)
     prepare(adapter, store, prompt.chunks, recipe="prophetkv", system=SYSTEM)
     store.forget_recent()  # otherwise the entries just written would be found in memory
     chosen = {"recipe": "prophetkv", "ratio": 0.1}

@@ -269,5 +269,6 @@ def cache_hit(base):
     """Return the hit in the answer cache, without a check against the index."""
     chunks = sum(document.chunks for document in base.documents())
     top_k = min(base.config.retrieval.top_k, chunks)
-    asked = AnswerSettings(base.config.recipe, None, None, top_k, None, False, None, None)
+    longest = base.config.generation.max_new_tokens
+    asked = AnswerSettings(base.config.recipe, None, None, top_k, longest, False, None, None)
     return base.answers.find(GLORRIC, None, asked, 0.85)

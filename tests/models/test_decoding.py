@@ -26,7 +26,13 @@ def plain(family: str) -> PreTrainedModel:
 
 
 def plain_generation(family: str, ids: list[int], count: int) -> list[int]:
-    """Transformers' own greedy reply; a model whose frequencies change as it runs is made anew."""
+    """Transformers' own greedy reply."""
+    return list(_plain_generation(family, tuple(ids), count))
+
+
+@cache
+def _plain_generation(family: str, ids: tuple[int, ...], count: int) -> list[int]:
+    """A model whose frequencies change as it runs is made anew."""
     given = torch.tensor([ids])
     model = stock(tiny_model(family)) if family in CHANGING else plain(family)
     out = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=count, **SETTINGS)

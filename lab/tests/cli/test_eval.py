@@ -15,6 +15,7 @@ SELECTION = (
 HOTPOT = '{"dataset": "hotpotqa", "input": "Where is it?", "context": "It is here. ", "answers": ["here"]}\n'
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_recipe_and_task_has_a_row_and_recomputing_everything_is_full_attention(command, tmp_path):
     recipes, folder = ("full", "naive", "direct", "reuse"), tmp_path / "results"
     options = [word for recipe in recipes for word in ("--recipe", recipe)]
@@ -48,7 +49,7 @@ def test_every_recipe_and_task_has_a_row_and_recomputing_everything_is_full_atte
     assert called.endswith("--dtype float32 --device cpu")  # from the environment
 
 
-def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_resumes(command, tmp_path):
+def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_resumes(command, tmp_path, request):
     folder = tmp_path / "results"
     options = (*FEW, "--recipe", "direct", "--recipe", "prophetkv", "--ratio", "0.2", "--output", folder)
     first = command(*options)
@@ -59,6 +60,7 @@ def test_a_folder_gets_results_plots_and_a_page_and_a_second_run_resumes(command
     outcomes = (folder / "outcomes.jsonl").read_text("utf-8")
 
     (folder / "outcomes.jsonl").write_text(outcomes[: len(outcomes) // 2], "utf-8")
+    request.getfixturevalue("undrawn")
     command(*options)
     again = (folder / "outcomes.jsonl").read_text("utf-8")
     assert without_times(again) == without_times(outcomes)
@@ -87,6 +89,7 @@ def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
     assert {row["recipe"] for row in content["rows"]} == {"full", "reuse", "bare+random", "random"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_storages_are_compared_prompt_by_prompt(command, tmp_path):
     few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
     options = (*few, "--recipe", "reuse", "--storage", "int8", "--storage", "int4")
@@ -110,6 +113,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(command, tmp_path):
     assert {row["samples"] for row in json.loads(result.stdout)["rows"]} == {1}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_selection_reports_which_tokens_matter(command, tmp_path):
     result = command(*SELECTION, "--output", tmp_path / "selection")
     assert "auxiliary" in result.stdout

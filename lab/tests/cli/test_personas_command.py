@@ -6,7 +6,7 @@ FEW = "eval personas --users 1 --questions 2 --seeds 1 --further 0 --ablations 0
 QUICK = (*FEW, "--shape", "reference", "--repeats", "1", "--quiet")
 
 
-def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, tmp_path):
+def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, tmp_path, request):
     folder = tmp_path / "out"
     text = command(*QUICK, "--output", folder, timeout_s=600).stdout
     assert "A · projection reuse" in text
@@ -27,6 +27,7 @@ def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, t
     assert (folder / "personas.png").read_bytes().startswith(b"\x89PNG")
 
     log = (folder / "sessions.jsonl").read_bytes()
+    request.getfixturevalue("undrawn")
     fewer = ("--answers", "short", "--decoding", "token", "--costs", folder / "personas.json")
     command(*QUICK, "--output", folder, *fewer, timeout_s=600)
     assert (folder / "sessions.jsonl").read_bytes() == log

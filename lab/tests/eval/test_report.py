@@ -209,6 +209,7 @@ def test_the_page_warns_of_few_prompts(tmp_path, page):
     assert "not to be quoted" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_prompts_that_were_left_out_are_counted(tmp_path, page):
     assert "left out" not in page
     some = dataclasses.replace(ABOUT, left_out=3)
@@ -216,6 +217,7 @@ def test_prompts_that_were_left_out_are_counted(tmp_path, page):
     assert "<dt>left out</dt><dd>3 prompts, too long for the model</dd>" in files[-1].read_text("utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_length_has_its_figures_and_tables(tmp_path):
     recipes = {"full": (1.0,), "reuse": (0.0,)}
     both = [
@@ -230,6 +232,7 @@ def test_every_length_has_its_figures_and_tables(tmp_path):
     assert "<h2>2,048 tokens of context</h2>" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_samples_from_a_file_have_no_seed_and_no_split(tmp_path):
     about_file = dataclasses.replace(ABOUT, split="niah.jsonl", seeds=(), samples=None, context_tokens=())
     files = write_report(tmp_path, made_up(("niah",), {"reuse": (0.0,)}, context_tokens=0), about_file)
@@ -240,6 +243,7 @@ def test_samples_from_a_file_have_no_seed_and_no_split(tmp_path):
     assert "as in the file" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_figures_of_an_earlier_report_are_deleted(tmp_path):
     recipes = {"full": (1.0,), "reuse": (0.0,)}
     write_report(tmp_path, made_up(("coref",), BASELINES | SWEPT, context_tokens=2048), ABOUT)
@@ -248,6 +252,7 @@ def test_only_figures_of_an_earlier_report_are_deleted(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"score-of-mine.png", *(path.name for path in files)}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_coverage_is_a_separate_series_and_never_a_ratio(tmp_path, rows):
     files = write_report(tmp_path, [*rows, *by_coverage()], ABOUT)
     content = json.loads(files[0].read_text("utf-8"))
@@ -263,7 +268,7 @@ def test_a_coverage_is_a_separate_series_and_never_a_ratio(tmp_path, rows):
     assert {"picky", "picky by coverage"} <= set(labels)
 
 
-def test_a_matrix_is_drawn_tabulated_and_put_into_words(tmp_path, rows):
+def test_a_matrix_is_drawn_tabulated_and_put_into_words(tmp_path, rows, request):
     matrix = crossed(["picky", "other"], ["isolated", "similar"])
     files = write_report(tmp_path, rows, ABOUT, [matrix])
     assert "matrix-0.15-512.png" in [path.name for path in files]
@@ -271,6 +276,7 @@ def test_a_matrix_is_drawn_tabulated_and_put_into_words(tmp_path, rows):
     page = files[-1].read_text("utf-8")
     assert "similar lifts 0 of 2 selectors and lowers 2" in page
     assert "-0.100±.030" in Cells(page).heat[-1]
+    request.getfixturevalue("undrawn")
     write_report(tmp_path, rows, ABOUT)
     assert not (tmp_path / "matrix-0.15-512.png").exists()
 
@@ -300,12 +306,14 @@ def test_a_report_needs_rows(tmp_path):
         write_report(tmp_path, [], ABOUT)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InvalidRequest, match=r"cannot be written to .*file.*--output"):
         write_report(tmp_path / "file" / "below", made_up(("coref",), {"reuse": (0.0,)}), ABOUT)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_file_that_cannot_be_replaced_leaves_no_temporary_file(tmp_path):
     (tmp_path / "report.html" / "inside").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="cannot be written"):
@@ -418,6 +426,7 @@ def test_drawing_is_repeatable_and_leaves_matplotlib_as_it_was(rows):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_holds_what_fewer_bits_cost(tmp_path):
     rows = [row("coref", "picky", 0.1, 0.8)]
     costs = [

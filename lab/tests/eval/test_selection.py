@@ -351,6 +351,7 @@ class TestOutput:
         assert list(json.loads(data.read_text())) == ["64", "128"]
         assert picture.read_bytes().startswith(b"\x89PNG")
 
+    @pytest.mark.usefixtures("undrawn")
     def test_files_of_an_earlier_report_are_deleted(self, report, tmp_path):
         write_sweep(tmp_path, {"64": report})
         write_selection(tmp_path, report)
@@ -358,6 +359,7 @@ class TestOutput:
         assert sorted(tmp_path.iterdir()) == sorted(written)
         assert len(written) == 8
 
+    @pytest.mark.usefixtures("undrawn")
     def test_a_folder_that_is_a_file_is_refused(self, report, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(InvalidRequest, match=r"cannot be written to .*; name another --output"):

@@ -37,7 +37,7 @@ def samples(
     task: str, split: str, *, seed: int = 0, tokens: int = 512, chunk: int = CHUNK, of: int | None = None
 ):
     of = of or (
-        3 if tokens < 8192 else 1
+        3 if tokens < 2048 else 1
     )  # one long sample has as many chunks and sentences as many short ones
     return tuple(generate(task, SampleSpec(split, seed, tokens, chunk), of, count, haystack(split)))
 
