@@ -23,16 +23,19 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, Stor
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
 _CACHE_KIB = 256
-"""Of pages in each connection. A server has one for each thread and knowledge base, dozens of them, and SQLite's default of
-2 MB would fill with time. The system keeps the files' pages anyway.
-"""
+"""Of pages in each connection: a server has some for each knowledge base, and the system keeps the files' pages anyway."""
+_IDLE_CONNECTIONS = 3
+"""That a database keeps open for the next thread. A statement takes less than a millisecond, so that few run at once."""
 
 _PROGRAMMING_ERRORS = (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 class Database:
-    """One SQLite file; a connection per thread, opened on first use and closed when the thread ends.
+    """One SQLite file. A thread has a connection while it runs a statement or a transaction, and then leaves it to the others.
+
+    One for each thread would stay with it: a server's threads each come to every knowledge base some time, and connections
+    would grow to the product of both, at 0.4 MB each.
 
     Of a file that can be read but not written to, a temporary copy is used: what is written is forgotten when it is closed. What
     must not be forgotten calls `check_writable` first.
@@ -45,9 +48,10 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._local = threading.local()
+        self._local = threading.local()  # `session`: this thread's, inside a transaction
         self.closed = False
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+        self._idle: list[_Session] = []
         self._guard = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +81,7 @@ class Database:
     @property
     def in_transaction(self) -> bool:
         """Whether this thread is inside a `transaction`."""
-        return self._session().depth > 0
+        return self._own() is not None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -86,25 +90,25 @@ class Database:
         Takes the write lock at once, so no other writer comes between a read and a write inside it. Blocks
         nested in the same thread join the outer one.
         """
-        session = self._session()
-        if session.depth:
+        if self._own() is not None:
             yield
             return
-        try:
-            session.depth = 1
-            # Inside the try: an interrupt during the wait for the lock is raised once the lock is held.
-            self._run(session, "BEGIN IMMEDIATE")
-            yield
-            self._run(session, "COMMIT")
-        except BaseException:
-            session.after_commit = []
-            # SQLite rolls back by itself on some errors, a full disk among them.
-            if session.connection.in_transaction:
-                self._run(session, "ROLLBACK")
-            raise
-        finally:
-            session.depth = 0
-        actions, session.after_commit = session.after_commit, []
+        with self._session() as session:
+            try:
+                self._local.session = session
+                # Inside the try: an interrupt during the wait for the lock is raised once the lock is held.
+                self._run(session, "BEGIN IMMEDIATE")
+                yield
+                self._run(session, "COMMIT")
+            except BaseException:
+                session.after_commit = []
+                # SQLite rolls back by itself on some errors, a full disk among them.
+                if session.connection.in_transaction:
+                    self._run(session, "ROLLBACK")
+                raise
+            finally:
+                self._local.session = None
+            actions, session.after_commit = session.after_commit, []
         for action in actions:
             action()
 
@@ -113,41 +117,41 @@ class Database:
 
         It is never called after a rollback. For actions that cannot be rolled back, such as deleting files.
         """
-        session = self._session()
-        if session.depth:
+        session = self._own()
+        if session is not None:
             session.after_commit.append(action)
         else:
             action()
 
     def script(self, statements: Sequence[str]) -> None:
         """Run schema statements (CREATE … IF NOT EXISTS) in one transaction."""
-        with self.transaction():
+        with self.transaction(), self._session() as session:
             for statement in statements:
-                self._run(self._session(), statement)
+                self._run(session, statement)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run one statement and return how many rows it changed. Outside a transaction, it commits at once."""
-        with self.transaction():
-            return self._run(self._session(), sql, values).rowcount
+        with self.transaction(), self._session() as session:
+            return self._run(session, sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run one statement for each row of values, in one transaction."""
-        with self.transaction(), self._translated_errors():
-            self._session().connection.executemany(sql, rows)
+        with self.transaction(), self._session() as session, self._translated_errors():
+            session.connection.executemany(sql, rows)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a SELECT."""
-        with self._translated_errors():
-            return self._session().connection.execute(sql, values).fetchall()
+        with self._session() as session, self._translated_errors():
+            return session.connection.execute(sql, values).fetchall()
 
     def close(self) -> None:
-        """Close every thread's connection; using the database afterwards raises StoreError."""
-        self.closed = True
+        """Close every connection; using the database afterwards raises StoreError."""
         with self._guard:
+            self.closed = True
             for session in self._sessions:
                 session.close()
             self._sessions.clear()
-        self._local = threading.local()
+            self._idle.clear()
         if self._copy is not None:
             self._copy.cleanup()
 
@@ -161,17 +165,39 @@ class Database:
         if version < SCHEMA_VERSION:  # not otherwise: an existing file must open without room to write
             self.query(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _session(self) -> "_Session":
+    def _own(self) -> "_Session | None":
+        """Return the connection of this thread's transaction; None outside of one."""
         if self.closed:
             raise StoreError(f"{self.path} was closed; open the knowledge base or store again")
-        session: _Session | None = getattr(self._local, "session", None)
+        return getattr(self._local, "session", None)
+
+    @contextmanager
+    def _session(self) -> Iterator["_Session"]:
+        """Give this thread a connection: that of its transaction, or one that no thread uses meanwhile."""
+        own = self._own()
+        if own is not None:
+            yield own
+            return
+        with self._guard:
+            session = self._idle.pop() if self._idle else None
         if session is None:
             with self._translated_errors():
                 session = _Session(self.path if self._copy is None else Path(self._copy.name, self.path.name))
             with self._guard:
                 self._sessions.add(session)
-            self._local.session = session
-        return session
+        try:
+            yield session
+        finally:
+            self._leave(session)
+
+    def _leave(self, session: "_Session") -> None:
+        """Keep a connection for the next thread, or close it."""
+        with self._guard:
+            if not (self.closed or session.busy) and len(self._idle) < _IDLE_CONNECTIONS:
+                self._idle.append(session)
+                return
+            self._sessions.discard(session)
+        session.close()
 
     def _run(self, session: "_Session", sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         with self._translated_errors():
@@ -188,23 +214,27 @@ class Database:
 
 
 class _Session:
-    """One thread's connection, its depth of transactions, and the actions that follow the commit.
-
-    Only thread-local storage refers to it, so the connection is closed when the thread ends.
-    """
+    """A connection, and the actions that follow its commit. The connection is closed when nothing refers to it any more."""
 
     def __init__(self, path: Path) -> None:
         self.connection = sqlite3.connect(
             path, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False
         )
         self.close = weakref.finalize(self, self.connection.close)
-        self.depth = 0
         self.after_commit: list[Callable[[], None]] = []
         _switch_to_wal(self.connection)
         # A commit that was acknowledged survives a power cut, not only a crash of the process.
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self.connection.execute("PRAGMA foreign_keys = ON")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transaction is open that could not be rolled back."""
+        try:
+            return self.connection.in_transaction
+        except sqlite3.ProgrammingError:  # closed meanwhile
+            return True
 
 
 def _temporary_copy(path: Path) -> "tempfile.TemporaryDirectory[str]":

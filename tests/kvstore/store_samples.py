@@ -129,9 +129,10 @@ def read_entry(
 
 @contextmanager
 def statements(store: ChunkStore) -> Iterator[list[str]]:
-    """The SQL statements that this thread sends inside the block."""
+    """The SQL statements that are sent inside the block, by one thread at a time."""
     sent: list[str] = []
-    connection = store._components.database._session().connection
+    with store._components.database._session() as session:
+        connection = session.connection  # the next statement takes the one that was left last
     connection.set_trace_callback(sent.append)
     yield sent
     connection.set_trace_callback(None)

@@ -62,7 +62,8 @@ def test_queries_stay_fast_in_a_large_catalogue(large: tuple[Database, Catalog],
 
 def test_no_query_of_a_look_up_scans_the_table(large: tuple[Database, Catalog]) -> None:
     database, catalog = large
-    connection = database._session().connection
+    with database._session() as session:
+        connection = session.connection
     sent: list[str] = []
     connection.set_trace_callback(sent.append)
     for read in READS.values():
@@ -201,7 +202,8 @@ def test_a_look_up_writes_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         sent: list[str] = []
-        connection = store._components.database._session().connection
+        with store._components.database._session() as session:
+            connection = session.connection
         connection.set_trace_callback(sent.append)
         for _ in range(20):
             assert get(store, chunk(1)) is not None

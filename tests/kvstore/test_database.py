@@ -3,6 +3,7 @@ import signal
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -40,17 +41,42 @@ def is_open(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def test_connections_of_ended_threads_are_closed(
+def test_threads_take_turns_with_few_connections(
     tmp_path: Path, connections: list[sqlite3.Connection]
 ) -> None:
+    """One for each thread would stay in memory for as long as the threads of a server live."""
     database = Database(tmp_path / "db")
-    for _ in range(5):
-        thread = threading.Thread(target=database.query, args=("SELECT 1",))
-        thread.start()
-        thread.join()
-    assert [is_open(connection) for connection in connections] == [True] + [False] * 5
+    database.script(["CREATE TABLE t (x)"])
+    with ThreadPoolExecutor(40) as threads:
+        together = threading.Barrier(40)
+
+        def write(number: int) -> None:
+            together.wait(30)
+            with database.transaction():
+                database.execute("INSERT INTO t VALUES (?)", (number,))
+                database.query("SELECT * FROM t")
+
+        list(threads.map(write, range(40)))
+        assert sum(map(is_open, connections)) <= 3
+        used = len(connections)
+        assert [threads.submit(database.query, "SELECT count(*) FROM t").result() for _ in range(40)] == [
+            [(40,)]
+        ] * 40
+        assert len(connections) == used
     database.close()
     assert not any(map(is_open, connections))
+
+
+def test_a_transaction_keeps_its_connection_to_itself(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db")
+    database.script(["CREATE TABLE t (x)"])
+    with ThreadPoolExecutor(1) as threads:
+        with database.transaction():
+            database.execute("INSERT INTO t VALUES (1)")
+            assert threads.submit(database.query, "SELECT * FROM t").result() == []
+            assert not threads.submit(lambda: database.in_transaction).result()
+        assert threads.submit(database.query, "SELECT * FROM t").result() == [(1,)]
+    database.close()
 
 
 def test_a_catalogue_that_cannot_be_opened_leaves_no_connection(

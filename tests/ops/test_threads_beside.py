@@ -1,5 +1,6 @@
 """Threads that compute beside others: without helper threads, except in `all_threads`."""
 
+import ctypes
 import os
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvweave.embedding import TextEncoder
 from kvweave.ops.threads import _library, all_threads, use_one_thread
 
 NUMBERS = torch.ones(4_000_000)
@@ -78,3 +80,23 @@ def test_products_are_the_same(two_threads):
 
     for found in in_a_thread(work):
         torch.testing.assert_close(found, left @ right)
+
+
+def test_encoding_leaves_no_buffers_to_a_thread_of_one():
+    """A server has dozens of such threads, and MKL's buffers would stay with each."""
+    math = _library("libtorch_cpu.so")
+    if math is None or not hasattr(math, "mkl_serv_mem_stat"):
+        pytest.skip("this PyTorch does not compute with MKL")
+    math.mkl_serv_mem_stat.restype = ctypes.c_int64
+    count = ctypes.c_int()
+    encoder = TextEncoder()
+    encoder.encode(["loaded"])
+
+    def work(limit):
+        limit()
+        before = math.mkl_serv_mem_stat(ctypes.byref(count))
+        encoder.encode(["Which room is cedar?"])
+        return math.mkl_serv_mem_stat(ctypes.byref(count)) - before
+
+    assert in_a_thread(lambda: work(lambda: None)) > 1_000_000
+    assert in_a_thread(lambda: work(use_one_thread)) == 0

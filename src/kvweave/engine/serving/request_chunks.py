@@ -25,7 +25,10 @@ from kvweave.recipes.recipe import Recipe
 
 _LOG = logging.getLogger(__name__)
 _MOST_WAITING: Final = 1000
-"""Requests whose documents wait to be prepared; later ones are left out until there is room."""
+_MOST_CHARACTERS: Final = 20_000_000
+"""Requests whose documents wait to be prepared, and characters of these; later ones are left out until there is room. Under load
+nothing is prepared, so that they are in memory for long.
+"""
 
 
 class _Waiting(NamedTuple):
@@ -33,6 +36,10 @@ class _Waiting(NamedTuple):
     system: str
     think: bool
     recipe: Recipe
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.texts))
 
 
 class RequestChunks:
@@ -58,7 +65,8 @@ class RequestChunks:
         self._stop = threading.Event()
         self._guard = RequestGuard(activity, quiet_s, self._stop)
         self._waiting: queue.Queue[_Waiting | None] = queue.Queue(_MOST_WAITING)
-        self._starting = threading.Lock()
+        self._characters = 0
+        self._starting, self._counting = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, texts: Sequence[str], system: str, recipe: Recipe, *, think: bool) -> None:
@@ -67,10 +75,14 @@ class RequestChunks:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._run, name="kvweave-chunks", daemon=True)
                 self._thread.start()
-        try:
-            self._waiting.put_nowait(_Waiting(tuple(texts), system, think, recipe))
-        except queue.Full:
-            _LOG.info("the documents of a request are not prepared: %d others wait", _MOST_WAITING)
+        waiting = _Waiting(tuple(texts), system, think, recipe)
+        with self._counting:
+            fits = self._characters + waiting.characters <= _MOST_CHARACTERS and not self._waiting.full()
+            if fits:
+                self._characters += waiting.characters
+                self._waiting.put_nowait(waiting)
+        if not fits:
+            _LOG.info("the documents of a request are not prepared: %d others wait", self._waiting.qsize())
 
     def close(self) -> None:
         """End the work between two layers, and wait for it to end."""
@@ -86,6 +98,8 @@ class RequestChunks:
             waiting = self._waiting.get()
             try:
                 if waiting is not None:
+                    with self._counting:
+                        self._characters -= waiting.characters
                     self._prepare(waiting)
             except BackgroundStopped:
                 return

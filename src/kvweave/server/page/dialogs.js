@@ -2,8 +2,11 @@
 
 import { freshId, h, icon } from "./dom.js";
 
-/** Open a dialog with this title and content; `close(value)` ends it. Resolves to the value, or null when dismissed. */
-export function openDialog(title, content, { wide = false } = {}) {
+/**
+ * Open a dialog with this title and content; `close(value)` ends it. Resolves to the value, or null when dismissed.
+ * It is dismissed when the view changes, as by the Back button, unless it belongs to all views.
+ */
+export function openDialog(title, content, { wide = false, ofAllViews = false } = {}) {
   return new Promise((resolve) => {
     let result = null;
     const heading = freshId("dialog");
@@ -27,7 +30,10 @@ export function openDialog(title, content, { wide = false } = {}) {
     );
     dialog.append(...[content(close)].flat());
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+    const dismiss = () => dialog.close();
+    if (!ofAllViews) addEventListener("hashchange", dismiss);
     dialog.addEventListener("close", () => {
+      removeEventListener("hashchange", dismiss);
       dialog.remove();
       resolve(result);
     });
@@ -66,7 +72,7 @@ export function askForKey(problem) {
 
 function keyDialog(problem) {
   const field = freshId("key");
-  return openDialog("API key", (close) => [
+  const content = (close) => [
     h(
       "form",
       {
@@ -98,5 +104,6 @@ function keyDialog(problem) {
         h("button", { type: "submit", class: "button primary" }, "Use this key"),
       ),
     ),
-  ]);
+  ];
+  return openDialog("API key", content, { ofAllViews: true });
 }
