@@ -84,6 +84,22 @@ def test_an_answer_that_passes_both_checks_is_given_and_judged_by_the_questions_
     assert find(cached) == "They weigh 2 kg."
 
 
+def test_what_is_read_alike_but_is_far_needs_the_evidence_alone(cached, index):
+    keep(cached, "When is the retest?", "on 3 May", EAST)
+    index.chunks = [chunk("a", "The retest is on 3 May."), OTHER]
+    asked = "Is the date of the retest known?"
+    assert find(cached, asked) == "on 3 May"
+    assert counts(cached) == (0, 60, 0), "nothing is to be judged"
+    index.chunks = [OTHER]
+    assert find(cached, asked) is None
+    index.chunks = [chunk("a", "Yes, the retest is on 3 May."), OTHER]
+    assert find(replace(cached, error_bound=0.0), asked) is None
+    keep(cached, "Is the time of the test stated?", "Yes.", EAST)
+    for vector in (NEAR, EAST):
+        assert find(cached, "When is the test?", vector) is None
+        assert find(cached, "is the time of the test stated", vector) == "Yes."
+
+
 def test_a_wrong_answer_is_not_given_again(cached):
     assert find(cached) == "2 kg"
     keep(cached, ASKED, "3 kg", NEAR)
