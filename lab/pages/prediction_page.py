@@ -102,7 +102,7 @@ def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
         "retrieved text. So it is what the model can ask and answer that limits prediction here.",
         f"KV was ready for {own['ready']:.1%} of questions in kvweave, {published['ready']:.1%} in PerCache as published and "
         f"{rows['RAGCache']['ready']:.1%} in RAGCache; of the chunks' tokens {own['ready_tokens']:.1%}, {published['ready_tokens']:.1%} "
-        f"and {rows['RAGCache']['ready_tokens']:.1%}. So predicted prompts begin as some questions' do, and go on otherwise.",
+        f"and {rows['RAGCache']['ready_tokens']:.1%}.",
         f"kvweave's mean latency is {_compared(faster)} than that of RAGCache + MeanCache, all decoding alike; the aim of "
         f"{AIM_FASTER:.0%} is {_reached(faster >= AIM_FASTER)}, by KV that is reused at any position. "
         + (

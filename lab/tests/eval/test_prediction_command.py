@@ -51,7 +51,9 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     assert figures["served_by_origin"] == {"knowledge": 1}
     rows = {each["system"]: each for each in figures["systems"]}
     ready = {name: row["ready_tokens"] for name, row in rows.items()}
-    assert ready["RAGCache"] < ready["PerCache as published"] < ready["kvweave"] == 1, "what was predicted left KV"
+    assert ready["RAGCache"] < ready["PerCache as published"] < ready["kvweave"] == 1, (
+        "what was predicted left KV"
+    )
     assert rows["kvweave"]["served"] == pytest.approx(1 / asked)
     assert rows["kvweave"]["wrong"] == 0
     assert rows["kvweave"]["idle_flops"] > 0
