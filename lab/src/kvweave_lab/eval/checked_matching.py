@@ -65,7 +65,7 @@ def checked_rows(pairs: Sequence[Pair], cosines: NDArray[np.float64]) -> list[Ch
 
     def within(bound: float) -> Chosen:
         """Return the near pairs that the bound gives, for each part from the verdicts about the others."""
-        served = near & (kinds == READING)
+        served: Chosen = near & (kinds == READING)
         for part in range(_PARTS):
             for kind in sorted({*kinds[near]} - {READING}):
                 known = near & (kinds == kind) & (parts != part)
