@@ -10,8 +10,12 @@ read alike needs that check alone; it counts as given after a check, and not und
 Two sorts of streams: all pairs of a pool once in random order, and many more that are drawn from it with replacement, each as a new
 question to a new stored one. A bound is *broken* in a stream if anything was ever given where more than its share is wrong in the whole
 pool: of that kind, at that cosine or above.
+
+At the *edge*, just the bound's share of verdicts refutes, whatever the cosine. Then nothing should be given in more than about 5 % of
+streams. Beside the rule stands the usual one-sided binomial test, made anew after every tenth verdict from one cosine on after the other.
 """
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+from scipy.stats import binom
 
 from experiment import argument_parser, command_of, environment, run_script, write_result
 from kvweave.answer_cache.matching import ENGLISH, READING
@@ -33,6 +38,7 @@ POOLS: Final = {
     "test": (QUESTIONS / "people_test.jsonl",),
 }
 BOUNDS: Final = (0.01, 0.05, 0.1)
+DOUBT: Final = 0.05
 ONCE, DRAWN = "once", "drawn"
 
 
@@ -141,6 +147,33 @@ def summary(streams: Sequence[Given]) -> dict[str, object]:
     }
 
 
+def tested_anew(verdicts: Sequence[Verdict], bound: float) -> bool:
+    """Return whether the usual test passes at the highest of many cosines from which on enough verdicts are known."""
+    enough = math.ceil(math.log(DOUBT) / math.log1p(-bound))
+    for least in np.arange(0.98, 0.38, -0.02):
+        above = [verdict.agreed for verdict in verdicts if verdict.score >= least]
+        if len(above) >= enough:
+            return bool(binom.cdf(len(above) - sum(above), len(above), bound) <= DOUBT)
+    return False
+
+
+def at_the_edge(streams: int, verdicts: int) -> list[dict[str, object]]:
+    """Return for each bound the share of streams in which each rule ever gives an answer."""
+    rows = []
+    for bound in BOUNDS[1:]:
+        gave = {"kvweave": 0, "tested anew": 0}
+        for number in range(streams):
+            rng = np.random.default_rng(number)
+            drawn = zip(rng.uniform(0.5, 0.95, verdicts), rng.random(verdicts) >= bound, strict=True)
+            made = [Verdict(float(score), bool(agreed)) for score, agreed in drawn]
+            parts = [made[:known] for known in range(10, verdicts + 1, 10)]
+            gave["kvweave"] += any(least_score(part, bound) is not None for part in parts)
+            gave["tested anew"] += any(tested_anew(part, bound) for part in parts)
+        shares: dict[str, object] = {name: number / streams for name, number in gave.items()}
+        rows.append({"bound": bound, "streams": streams, "verdicts": verdicts} | shares)
+    return rows
+
+
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--streams", type=int, default=200)
@@ -166,7 +199,8 @@ def main() -> None:
                 row = {"pool": name, "pairs": len(pool), "near_pairs": len(near), "near_error": error}
                 rows.append(row | {"sort": sort, "bound": bound} | summary(streams))
                 print(rows[-1], flush=True)
-    write_result({"rows": rows} | environment(command_of(args)), args.output)
+    edge = at_the_edge(args.streams, 400)
+    write_result({"rows": rows, "edge": edge} | environment(command_of(args)), args.output)
 
 
 if __name__ == "__main__":
