@@ -176,7 +176,7 @@ def at_the_edge(streams: int, verdicts: int) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--questions", type=int, default=10_000, help="of a stream that is drawn")
     parser.add_argument("--idle-every", type=int, default=50, help="questions between idle work")
     args = parser.parse_args()
