@@ -94,7 +94,8 @@ def lookups(result: Result | None) -> str:
         )
         lines.append(row(f"{each['entries']:,}", *shown, f"{each['first_ms']:.0f} ms"))
     about = f"Median and 95th percentile, without embedding the question. `{result['command']}`, {result['date']}."
-    return "\n\n".join(("\n".join(lines), about))
+    noted = f" {result['note']}." if "note" in result else ""
+    return "\n\n".join(("\n".join(lines), about + noted))
 
 
 def kept_bound(result: Result | None) -> str:
