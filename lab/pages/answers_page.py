@@ -94,6 +94,42 @@ def lookups(result: Result | None) -> str:
         )
         lines.append(row(f"{each['entries']:,}", *shown, f"{each['first_ms']:.0f} ms"))
     about = f"Median and 95th percentile, without embedding the question. `{result['command']}`, {result['date']}."
+    noted = f" {result['note']}." if "note" in result else ""
+    return "\n\n".join(("\n".join(lines), about + noted))
+
+
+def kept_bound(result: Result | None) -> str:
+    """Return what was given and what of it was wrong, by bound; from `lab/experiments/error_bound.py`."""
+    if result is None:
+        return NOT_MEASURED
+    lines = header(
+        *(
+            "pool",
+            "stream",
+            "bound",
+            "at once",
+            "wrong of these",
+            "near, checked",
+            "wrong of these",
+            "streams that give some",
+            "broken",
+        )
+    )
+    for each in result["rows"]:
+        middle = each["near_wrong_interval"]
+        wrong = "–" if middle is None else f"{each['near_wrong']:.1%} ({middle[0]:.1%}–{middle[1]:.1%})"
+        shares = (f"{each[name]:.1%}" for name in ("at_once", "at_once_wrong", "near"))
+        kind = "each pair once" if each["sort"] == "once" else f"{each['questions']:,} drawn"
+        giving = (f"{each[name]:.0%}" for name in ("giving", "broken"))
+        lines.append(row(each["pool"], kind, f"{each['bound']:.2f}", *shares, wrong, *giving))
+    pools = {each["pool"]: each for each in result["rows"]}.values()
+    near = "; ".join(f"{each['pool']} {each['near_error']:.1%} of {each['near_pairs']}" for each in pools)
+    about = (
+        f"{result['rows'][0]['streams']} streams a row. *at once*, *near, checked*: the share of paraphrases that got an answer. *wrong of "
+        "these*: of the answers that were given, look-alikes'; brackets: the middle 95 % of streams. *broken*: streams that ever gave an answer "
+        f"where more than the bound is wrong in the whole pool. Wrong among all near pairs: {near}. `{result['command']}`, "
+        f"{result['date']}, {result['commit']}."
+    )
     return "\n\n".join(("\n".join(lines), about))
 
 

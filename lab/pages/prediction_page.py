@@ -28,6 +28,7 @@ def predicted_questions(result: Result | None) -> str:
         "wrong",
         "worse",
         "KV ready",
+        "of its tokens",
         "right",
         "mean",
         "idle",
@@ -37,7 +38,7 @@ def predicted_questions(result: Result | None) -> str:
             each["system"],
             *(
                 f"{each[name]:.1%}"
-                for name in ("served", "served_asked", "wrong", "worse", "ready", "contains")
+                for name in ("served", "served_asked", "wrong", "worse", "ready", "ready_tokens", "contains")
             ),
             f"{each['mean_s']:.2f} s",
             f"{each['idle_s']:.0f} s, {each['idle_flops'] / 1e12:.1f} TFLOP" if each["idle_s"] else "–",
@@ -59,13 +60,20 @@ def predicted_questions(result: Result | None) -> str:
             "those that got a stored answer without the right words, where the computed one has them. *right*: the answer contains one of "
             "the set's. Both rows of kvweave and RAGCache were run; the other rows differ from RAGCache's only in which stored "
             "answers they give, so they are derived from the same run and the same predictions. Their idle work is without other "
-            "wordings, which are kvweave's. PerCache would keep the exact KV of predicted prompts too, which is not counted here. No idle time "
+            "wordings, which are kvweave's. *KV ready*: questions whose chunks' KV was all there when they were asked, and beside it the mean "
+            "share of the chunks' tokens whose KV was. PerCache keeps the exact KV of predicted prompts too, dropped ones included: it is "
+            f"counted there, and not in its mean latency.{_later(about)} No idle time "
             "passes between questions, so nobody predicts from earlier ones. Times are from one thread of a machine that did other work; each "
             "arm was asked first as often as the others.",
             "\n".join(table(("idle work", "seconds", "operations"), idle)),
             _fates(figures),
         )
     )
+
+
+def _later(about: Mapping[str, str]) -> str:
+    """Return what was counted after the run, if anything."""
+    return f" {about['kv_ready']}." if "kv_ready" in about else ""
 
 
 def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
@@ -92,6 +100,9 @@ def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
         f"Of {kept + dropped} predicted questions, other wordings included, {kept} were kept. "
         f"{figures['dropped'].get('unsupported', 0)} were dropped since the model's answer was not the one that the question was made for, or not in the "
         "retrieved text. So it is what the model can ask and answer that limits prediction here.",
+        f"KV was ready for {own['ready']:.1%} of questions in kvweave, {published['ready']:.1%} in PerCache as published and "
+        f"{rows['RAGCache']['ready']:.1%} in RAGCache; of the chunks' tokens {own['ready_tokens']:.1%}, {published['ready_tokens']:.1%} "
+        f"and {rows['RAGCache']['ready_tokens']:.1%}.",
         f"kvweave's mean latency is {_compared(faster)} than that of RAGCache + MeanCache, all decoding alike; the aim of "
         f"{AIM_FASTER:.0%} is {_reached(faster >= AIM_FASTER)}, by KV that is reused at any position. "
         + (

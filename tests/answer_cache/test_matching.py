@@ -220,6 +220,8 @@ KEYWORDS = [
     ("How high is the temple rock?", "temple rock height"),
     ("What width does the lining fabric have?", "lining fabric width"),
     ("Who was president in the year of the jubilee?", "President in the jubilee year?"),
+    ("How many millimetres of profile do the tyres have?", "tyre profile in mm"),
+    ("How many chairs are in the hall?", "number of chairs in the hall"),
 ]
 OTHER_KEYWORDS = [
     ("When was the temple rock found?", "temple rock found"),  # what is asked for is not said
@@ -302,6 +304,7 @@ def test_the_general_words_hold_words_forms_names_and_opposites():
     [
         ("Who owns the battery retest?", "Who is responsible for the battery retest?", True),
         ("who is in charge of the budget review", "Who is the owner of the budget review?", True),
+        ("hey, who's in charge of the budget review?", "Who owns the budget review?", True),
         (
             "Who owns the boat?",
             "Who is responsible for the boat?",

@@ -12,7 +12,7 @@ from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural import questions
 from kvweave_lab.eval.prediction.run import Request, choose, run
-from kvweave_lab.eval.prediction.systems import Derivation, Prediction, is_same
+from kvweave_lab.eval.prediction.systems import Derivation, Prediction, Prefixes, is_same
 
 SERVED = "What does the ticket cost?"
 
@@ -50,6 +50,10 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     assert figures["predicted"] == {"knowledge": 2}
     assert figures["served_by_origin"] == {"knowledge": 1}
     rows = {each["system"]: each for each in figures["systems"]}
+    ready = {name: row["ready_tokens"] for name, row in rows.items()}
+    assert ready["RAGCache"] < ready["PerCache as published"] < ready["kvweave"] == 1, (
+        "what was predicted left KV"
+    )
     assert rows["kvweave"]["served"] == pytest.approx(1 / asked)
     assert rows["kvweave"]["wrong"] == 0
     assert rows["kvweave"]["idle_flops"] > 0
@@ -106,11 +110,20 @@ def test_an_answer_is_the_same_in_other_words_only_if_they_overlap():
     assert is_same("", "")
 
 
+def test_kv_is_found_after_exactly_the_same_chunks():
+    left = Prefixes([[("a", 3), ("b", 5)]])
+    assert left.found([("a", 3), ("c", 1)]) == 0.75
+    assert left.found([("b", 5), ("a", 3)]) == 0
+    left.add([("a", 3), ("c", 1), ("d", 1)])
+    assert left.found([("a", 3), ("c", 1)]) == 1
+    assert left.found([]) == 0
+
+
 class Outcome:
     """What an arm computed."""
 
     def __init__(self, text):
-        self.text, self.origin, self.ready, self.seconds = text, None, False, 10.0
+        self.text, self.origin, self.ready, self.exact, self.seconds = text, None, False, 0.5, 10.0
 
 
 def test_other_systems_give_the_answer_with_the_nearest_vector_be_it_screened_or_not():
@@ -139,6 +152,7 @@ def test_other_systems_give_the_answer_with_the_nearest_vector_be_it_screened_or
         lambda texts: np.array([vectors[each] for each in texts], dtype=np.float32),
         0.85,
         lambda question: {"b?": "nine marks"}[question],
+        lambda question: [(question[-2:], 3), ("c?", 1)],
     )
     rows, served = derived.systems({"population": Spent(1, 2.0, 3.0), "paraphrase": Spent(1, 9.0, 9.0)})
     given = {(each.system, each.question, each.served_by, each.source, each.wrong) for each in served}
@@ -150,6 +164,6 @@ def test_other_systems_give_the_answer_with_the_nearest_vector_be_it_screened_or
     }
     row = {each.system: each for each in rows}["PerCache as published"]
     assert (row.served, row.served_asked, row.wrong, row.worse, row.ready) == (0.25, 0.25, 0.25, 0.25, 0.5)
-    assert (row.contains, row.idle_s) == (0.5, 2.0)
+    assert (row.contains, row.idle_s, row.ready_tokens) == (0.5, 2.0, 0.5)
     assert 5.0 <= row.mean_s < 5.1
     assert derived.cosines() == pytest.approx([0.0, 0.0, 0.43589, 0.9])

@@ -181,7 +181,7 @@ def test_tables_json_and_figure_have_every_matcher(done, tmp_path):
     assert {row["kind"] for row in plain["kinds"]} == {PARAPHRASE, *LOOKALIKES}
     assert threshold_table(done).row_count >= 9
     assert kind_table(done).row_count == 9
-    assert checked_table(done).row_count == len(plain["checked"]) == len(BOUNDS) + len(COSINES)
+    assert checked_table(done).row_count == len(plain["checked"]) == 1 + len(BOUNDS) + len(COSINES)
     assert matcher_curves(done).startswith(b"\x89PNG")
     assert {path.name for path in write(tmp_path / "out", done, {"command": "command"})} == {
         "lookalikes.json",

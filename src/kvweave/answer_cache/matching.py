@@ -21,6 +21,7 @@ from kvweave.answer_cache.english.normalize import (
     difference,
     normalization_version,
     normalize,
+    strip_frame,
 )
 from kvweave.answer_cache.english.spelling import corrected
 from kvweave.answer_cache.english.veto import are_opposed, certain_veto, kind_of_pair, negates_otherwise, veto
@@ -32,6 +33,9 @@ _LOG = logging.getLogger(__name__)
 
 Sameness = Literal["same", "near", "different"]
 """same: they ask the same. near: they may ask the same. different: they ask for something else, or nothing tells."""
+
+READING: Final = "reading"
+"""The kind of questions that are read alike; below τ they are near."""
 
 NEAR_LIKELIHOOD: Final = 0.54
 """Questions that less likely ask the same are not near."""
@@ -47,7 +51,7 @@ _MOST_CHARACTERS: Final = 400
 
 
 _RESPONSIBLE: Final = re.compile(
-    r"who (?:owns|is the owner of|is (?:responsible|accountable) for|is in charge of) (?:the )?([a-z]+(?: [a-z]+){0,3})[ ?.!]*",
+    r"who(?: owns|(?: is|'s) the owner of|(?: is|'s) (?:responsible|accountable) for|(?: is|'s) in charge of) (?:the )?([a-z]+(?: [a-z]+){0,3})[ ?.!]*",
     re.IGNORECASE,
 )
 _TASKS: Final = frozenset(
@@ -129,7 +133,16 @@ class EnglishMatcher:
         if unlike is None and one.asks != EXACT and negates_otherwise(question, other):
             unlike = "negation"
         if unlike is None and cosine >= threshold:
-            return Comparison("same", "reading")
+            return Comparison("same", READING)
+        compared = self._by_words(question, other, cosine, threshold, unlike)
+        if unlike is None and one.asks != EXACT and compared.sameness != "same" and cosine >= _LEAST_COSINE:
+            return Comparison("near", READING)
+        return compared
+
+    def _by_words(
+        self, question: str, other: str, cosine: float, threshold: float, unlike: str | None
+    ) -> Comparison:
+        """Compare two questions that are not certainly read alike; `unlike` is in what their readings differ."""
         first, second = clean_text(question), clean_text(other)
         english = [_is_english(text) for text in (first, second)]
         if max(len(first), len(second)) <= _MOST_CHARACTERS and any(english):
@@ -159,7 +172,7 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
                 continue  # what is said around them may differ
             errors = _same_words(core, other_core, cosine >= threshold)
             if errors is not None:
-                plain = not errors and _plain(core) == _plain(other_core)
+                plain = not errors and plain_words(core) == plain_words(other_core)
                 kind = "spelling" if not plain else "context" if moved else "words"
                 return Comparison("same", kind, errors)
     if first != second and _in_charge(first) == _in_charge(second) != "":
@@ -187,6 +200,7 @@ def _in_charge(text: str) -> str:
 
     Who owns a task is responsible for it: a retest, the budget review. Who owns a thing need not be.
     """
+    text = strip_frame(text, lexicon())[0]
     found = _RESPONSIBLE.fullmatch(text)
     if found is None:
         return ""
@@ -213,13 +227,13 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
 
     Texts that are `near` may also be read alike without their errors.
     """
-    if _plain(one) == _plain(other):
+    if plain_words(one) == plain_words(other):
         return ()
     first, second = one, other
     one, other, errors = _undone(one, other)
     if errors and are_opposed(first, second):
         return None
-    if errors and _plain(one) == _plain(other):
+    if errors and plain_words(one) == plain_words(other):
         return errors
     if found := mistyped(first, second):
         return found.errors + found.rivals
@@ -251,7 +265,7 @@ def _is_english(text: str) -> bool:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _plain(text: str) -> tuple[str, ...]:
+def plain_words(text: str) -> tuple[str, ...]:
     """Return what two texts have in common that differ in case and punctuation alone."""
     if has_symbols(text):
         return (text.casefold().rstrip(" .?!"),)

@@ -143,12 +143,12 @@ def _table(figures: "Figures") -> "Table":
     dropped = ", ".join(f"{number} {reason}" for reason, number in figures.dropped.items()) or "none"
     idle = ", ".join(f"{kind} {seconds(took)}" for kind, took in figures.idle_s.items()) or "none"
     table = text_table(
-        ("", "predicted", "asked", "wrong", "worse", "KV ready", "right", "mean", "idle"),
+        ("", "predicted", "asked", "wrong", "worse", "KV ready", "of its tokens", "right", "mean", "idle"),
         title=f"{figures.questions} questions of people",
         caption=f"predicted: {kept}; dropped: {dropped}; idle work: {idle}",
     )
     for each in figures.systems:
-        shares = (each.served, each.served_asked, each.wrong, each.worse, each.ready, each.contains)
-        shown = (f"{share:.1%}" for share in shares)
+        stored = (each.served, each.served_asked, each.wrong, each.worse)
+        shown = (f"{share:.1%}" for share in (*stored, each.ready, each.ready_tokens, each.contains))
         table.add_row(each.system, *shown, f"{each.mean_s:.3f} s", seconds(each.idle_s))
     return table

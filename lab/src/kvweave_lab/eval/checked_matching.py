@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvweave.answer_cache.matching import ENGLISH, Comparison
+from kvweave.answer_cache.matching import ENGLISH, READING, Comparison
 from kvweave.answer_cache.near_misses import Verdict, least_score
 from kvweave.config import AnswersConfig
 from kvweave_lab.eval.question_pairs import Pair
@@ -31,7 +31,8 @@ class CheckedRow:
     """What would be accepted of what is only near, beside what is accepted as certain.
 
     Attributes:
-        rule: "cosine 0.80": all near pairs of at least this cosine; "bound 0.05": what this `answer_error_bound` gives.
+        rule: "read alike": what needs no verdicts; "cosine 0.80": all near pairs of at least this cosine; "bound 0.05": what this
+            `answer_error_bound` gives.
         hits: paraphrases that are accepted by this rule alone.
         false_hits: look-alikes that are.
         hit_rate: paraphrases that are accepted, certain ones included, 0..1.
@@ -64,9 +65,9 @@ def checked_rows(pairs: Sequence[Pair], cosines: NDArray[np.float64]) -> list[Ch
 
     def within(bound: float) -> Chosen:
         """Return the near pairs that the bound gives, for each part from the verdicts about the others."""
-        served = np.zeros_like(near)
+        served: Chosen = near & (kinds == READING)
         for part in range(_PARTS):
-            for kind in sorted(set(kinds[near])):
+            for kind in sorted({*kinds[near]} - {READING}):
                 known = near & (kinds == kind) & (parts != part)
                 agreed = zip(cosines[known], same[known], strict=True)
                 least = least_score([Verdict(float(cosine), bool(each)) for cosine, each in agreed], bound)
@@ -75,6 +76,7 @@ def checked_rows(pairs: Sequence[Pair], cosines: NDArray[np.float64]) -> list[Ch
         return served
 
     return [
+        row("read alike", near & (kinds == READING)),
         *(row(f"cosine {least:.2f}", near & (cosines >= least)) for least in COSINES),
         *(row(f"bound {bound:.2f}", within(bound)) for bound in BOUNDS),
     ]

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvweave.answer_cache.english.related_words import Relation, relation
 from kvweave.answer_cache.english.veto import DOUBTS, Question, doubts, read
-from kvweave.answer_cache.english.veto_words import COUNTED, GENERIC, MEASURED
+from kvweave.answer_cache.english.veto_words import COUNTED, GENERIC, MEASURED, UNITS
 
 _LITTLE: Final = GENERIC | COUNTED | {"receive"}
 """Words that need no counterpart: light verbs, and how many."""
@@ -93,8 +93,11 @@ def are_same_keywords(one: str, other: str) -> bool:
     first, second = read(one), read(other)
     if bool(first.asks) == bool(second.asks):
         return False  # where neither asks, nothing but the order of the words says who did what
+    told = {"thing", "person", "price"}
+    if _is_counted(first, second):
+        told.add("count")
     for each in (first, second):
-        asked = each.asks - {"thing", "person", "price"}
+        asked = each.asks - told
         unsaid = {kind for kind in asked if not kind.startswith("of ") and kind not in MEASURES}
         if unsaid or len(each.names) > 1 or not _RELATIONS.isdisjoint(each.texts):
             return False
@@ -107,6 +110,13 @@ def are_same_keywords(one: str, other: str) -> bool:
     }
     exact = not aligned.pairs[Relation.SYNONYM] and (not aligned.pairs[Relation.DERIVED] or measures)
     return exact and aligned.left == ((), ()) and aligned.pairs[Relation.SAME] >= _FEWEST
+
+
+def _is_counted(one: Question, other: Question) -> bool:
+    """Return whether the question without a question word says "number of", or names the unit that the other counts in."""
+    asking, keywords = (one, other) if one.asks else (other, one)
+    units = {f"of {unit}" for unit in UNITS & set(keywords.words)} & asking.asks
+    return bool(units) or ("of" in keywords.texts and not {"number", "count"}.isdisjoint(keywords.texts))
 
 
 def likelihood(one: str, other: str, cosine: float) -> float:

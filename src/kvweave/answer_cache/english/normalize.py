@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -30,7 +31,7 @@ from kvweave.answer_cache.english.words import (
 )
 from kvweave.answer_cache.other_languages import as_written, depends_on_today, is_english
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
 
 EXACT: Final = "exact"
@@ -42,6 +43,7 @@ _MAX_CHARACTERS: Final = 1000
 """A longer text is more than a question too. It is compared as it is written: some steps here, and Unicode normalization
 itself, take time that grows with the square of the length."""
 
+_MOST_KEYWORDS: Final = 8
 _MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
 _QUOTES: Final = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "`": "'"})
 _RAISED: Final = ("<super>", "<sub>", "<fraction>")
@@ -126,6 +128,8 @@ def _understood(text: str, known: Lexicon) -> tuple[Clause, tuple[str, ...], tup
     words = join_expressions(fold_dates(split_words(core)))
     if not words or len(words) > _MAX_WORDS or "?" in core:
         return None
+    if not requested:
+        words = [*_asked_by_keywords(words, known), *words]
     try:
         clause = parse(words, requested, known)
         if clause is None:
@@ -136,6 +140,26 @@ def _understood(text: str, known: Lexicon) -> tuple[Clause, tuple[str, ...], tup
         _LOG.warning("a question could not be followed and is compared word for word", exc_info=True)
         return None
     return (clause, terms, phrases) if terms or phrases else None
+
+
+def _asked_by_keywords(words: Sequence[Word], known: Lexicon) -> list[Word]:
+    """Return "what is" or "who is" for words that only name what is asked for, and of what; else nothing.
+
+    "battery retest date", "owner of the boat": at most one name, so that nobody's role is in doubt.
+    """
+    texts = [word.text for word in words]
+    of = texts.index("of") if "of" in texts else len(words)
+    head = words[of - 1]
+    if not 1 < len(words) <= _MOST_KEYWORDS or sum(word.named for word in words) > 1 or head.named:
+        return []
+    if any(word.comma or word.form or word.text in known.helpers | known.negations for word in words):
+        return []
+    if not known.function_words.isdisjoint(texts[:of]):
+        return []
+    if head.base in known.nouns_to_verbs:
+        return split_words("who is the")
+    asks = {*known.asks, *known.measures.values(), *known.dated, *known.identifiers}
+    return split_words("what is the") if head.base in asks else []
 
 
 def difference(one: NormalizedQuestion, other: NormalizedQuestion) -> str | None:

@@ -58,6 +58,11 @@ def agree(one: str, other: str) -> bool:
     return len(first & second) >= _MOST * min(len(first), len(second))
 
 
+def says_only_whether(answer: str) -> bool:
+    """Return whether an answer is yes or no, and nothing else."""
+    return len(_words(answer)) == 1 and bool(_yes_or_no(answer))
+
+
 def support(answer: str, texts: Sequence[str]) -> float:
     """Return the share of an answer's content words that texts contain, 0..1; -1 for one that says that there is none."""
     if is_non_answer(answer):

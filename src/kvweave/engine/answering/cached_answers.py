@@ -15,10 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.normalize import clean_text
+from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
+from kvweave.answer_cache.matching import READING, plain_words
 from kvweave.answer_cache.near_misses import NearMiss
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
-from kvweave.engine.answering.agreement import agree, support
+from kvweave.engine.answering.agreement import agree, says_only_whether, support
 from kvweave.engine.background.budget import BackgroundBudget, Worth
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
@@ -88,10 +89,10 @@ class CachedAnswers:
         """
         found, near = self.answers.look_up(question, vector, answer_settings, self.threshold)
         if found is not None:
-            return found if self._is_valid(found) and not self.are_words(found) else None
+            return found if self._is_valid(found) and not self._is_another(found, question) else None
         for narrower in self.answers.narrower(answer_settings):
             found = self.answers.find(question, vector, narrower, self.threshold)
-            if found is None or self.are_words(found):
+            if found is None or self._is_another(found, question):
                 continue
             if self._has_same_evidence(found, answer_settings.top_k):
                 with _logged_only():
@@ -106,12 +107,21 @@ class CachedAnswers:
         answer_settings: AnswerSettings,
         near: Sequence[NearMiss],
     ) -> CachedAnswer | None:
-        """Return the nearest valid answer that may be the question's, if it passes both checks; remember it to be judged.
+        """Return the nearest valid answer that may be the question's, if it passes its checks; remember it to be judged.
 
-        The checks: enough earlier answers of its kind were right, and what the question retrieves holds the answer.
+        The checks: enough earlier answers of its kind were right, and what the question retrieves holds the answer. The latter
+        is enough where both questions are read alike.
         """
-        for miss in near[:_MOST_NEAR]:
-            if self._is_valid(miss.answer):
+        for miss in sorted(near, key=lambda each: each.kind != READING)[:_MOST_NEAR]:
+            if miss.kind == READING:
+                fits = self.error_bound > 0 and self._is_valid(miss.answer)
+                if (
+                    fits
+                    and not self._is_another(miss.answer, question)
+                    and self._is_held(miss.answer, question, vector())
+                ):
+                    return miss.answer
+            elif self._is_valid(miss.answer):
                 served = self.answers.may_serve(miss, self.error_bound) and self._is_held(
                     miss.answer, question, vector()
                 )
@@ -130,6 +140,16 @@ class CachedAnswers:
             if name in found.chunks
         ]
         return support(found.text, texts) >= _LEAST_SUPPORT
+
+    def _is_another(self, found: CachedAnswer, question: str) -> bool:
+        """Return whether an answer is seen to be none to a question that is taken for its own.
+
+        Where typing errors are words, or where it says only yes ("Is it known who won?") and the question asks for more.
+        """
+        silent = says_only_whether(found.text) and plain_words(clean_text(question)) != plain_words(
+            found.question
+        )
+        return self.are_words(found) or (silent and normalize(question).asks not in ("whether", EXACT))
 
     def are_words(self, found: CachedAnswer) -> bool:
         """Return whether what was taken for a typing error (`found.errors`) is a word of the documents."""

@@ -25,6 +25,7 @@ from kvweave.results import Answer
 from kvweave_lab.eval.natural.prompts import MAX_NEW_TOKENS, instruction
 from kvweave_lab.eval.natural.questions import UNANSWERABLE, Question, QuestionSet
 from kvweave_lab.eval.prediction.systems import (
+    Chunks,
     Derivation,
     Prediction,
     Served,
@@ -183,7 +184,12 @@ def run(
                 bases["predicted"], "unscreened", Question(question, question, (), "", (), ""), log
             ).text
 
-        figures, served = _figures(asked, outcomes, predictions, bases["predicted"], unscreened)
+        def prompt(question: str) -> Chunks:
+            said = bases["prefix"].prompt(question)
+            spans = bases["prefix"].model.template.render(said).spans
+            return list(zip(said.chunks, (span.tokens for span in spans[1:-1]), strict=True))
+
+        figures, served = _figures(asked, outcomes, predictions, bases["predicted"], unscreened, prompt)
         return figures, outcomes, served, predictions
 
 
@@ -308,6 +314,7 @@ def _figures(
     predictions: Sequence[Prediction],
     base: KnowledgeBase,
     unscreened: Callable[[str], str],
+    prompt: Callable[[str], Chunks],
 ) -> tuple[Figures, list[Served]]:
     by_arm = {arm: {each.question: each for each in outcomes if each.arm == arm} for arm in ARMS}
     computed = {id_: each.text for id_, each in by_arm["computed"].items()}
@@ -317,7 +324,14 @@ def _figures(
         each.origin or "" for each in by_arm["predicted"].values() if each.origin not in (None, "asked")
     ]
     derived = Derivation(
-        asked, by_arm["prefix"], computed, predictions, base.encoder.encode, threshold, unscreened
+        asked,
+        by_arm["prefix"],
+        computed,
+        predictions,
+        base.encoder.encode,
+        threshold,
+        unscreened,
+        prompt,
     )
     rows, served = derived.systems(spent)
     cosines = derived.cosines()

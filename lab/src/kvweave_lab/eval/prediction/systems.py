@@ -3,7 +3,8 @@
 RAGCache + MeanCache, RAGCache + Sleep-time and PerCache (§4.2.1) give the stored answer whose question has the nearest vector, if
 its cosine is at least τ. Nothing is screened and no reading has a veto. They differ from each other, and from plain reuse of
 exact prefixes, only in which questions fill the cache. So what they compute is what the prefix arm computed, in its
-seconds, and what they give costs one look-up, which is timed here.
+seconds, and what they give costs one look-up, which is timed here. Which KV they find follows from the chunks of each prompt: a
+prompt leaves its own, which is found after exactly the same chunks. PerCache's predicted prompts leave theirs too (§4.1.2).
 """
 
 import time
@@ -30,6 +31,10 @@ _FILLS: Final[dict[str, frozenset[str]]] = {
     "RAGCache + Sleep-time": frozenset({"predicted"}),
     "PerCache as published": frozenset({"asked", "predicted"}),
 }
+_KEEPS_PREDICTED_KV: Final = "PerCache as published"
+
+Chunks = Sequence[tuple[str, int]]
+"""The chunks of a prompt in its order, each with its tokens."""
 
 
 class Outcome(Protocol):
@@ -48,6 +53,11 @@ class Outcome(Protocol):
     @property
     def ready(self) -> bool:
         """Whether no token of a chunk had to be computed from nothing."""
+        ...
+
+    @property
+    def exact(self) -> float:
+        """Share of the chunks' tokens whose KV was exact, 0..1."""
         ...
 
     @property
@@ -87,6 +97,7 @@ class SystemFigures:
         system: its name.
         served: share of questions that got the answer of a predicted one, and `served_asked` that of an earlier one.
         ready: share whose chunk KV was all there; served ones included.
+        ready_tokens: mean share of the chunks' tokens whose KV was there; all of a question that was served or whose KV was all there.
         wrong: share of all questions that got a stored answer which is not the computed one.
         worse: share that got a stored answer without any of the set's answers, where the computed one has one.
         contains: share of answers that contain one of the set's.
@@ -98,6 +109,7 @@ class SystemFigures:
     served: float
     served_asked: float
     ready: float
+    ready_tokens: float
     wrong: float
     worse: float
     contains: float
@@ -114,6 +126,7 @@ class _Given:
     source: str
     computed: str
     ready: bool
+    ready_tokens: float
     seconds: float
 
 
@@ -142,11 +155,37 @@ def executed(
             {None: "", "asked": "asked"}.get(outcomes[each.id].origin, "predicted"),
             computed[each.id],
             outcomes[each.id].ready,
+            _ready_tokens(outcomes[each.id]),
             outcomes[each.id].seconds,
         )
         for each in asked
     ]
     return _row(name, asked, given, spent.values())
+
+
+def _ready_tokens(outcome: Outcome) -> float:
+    """Return the share of the chunks' tokens whose KV was there: stale KV counts where there is KV of all."""
+    return 1.0 if outcome.ready else outcome.exact
+
+
+class Prefixes:
+    """The KV that prompts leave, which is found after exactly the same chunks."""
+
+    def __init__(self, prompts: Iterable[Chunks] = ()) -> None:
+        self._left: set[tuple[str, ...]] = set()
+        for chunks in prompts:
+            self.add(chunks)
+
+    def add(self, chunks: Chunks) -> None:
+        """Add the KV of a prompt."""
+        texts = tuple(text for text, _ in chunks)
+        self._left.update(texts[: at + 1] for at in range(len(texts)))
+
+    def found(self, chunks: Chunks) -> float:
+        """Return the share of a prompt's chunk tokens whose KV is there, 0..1."""
+        texts = tuple(text for text, _ in chunks)
+        first = next((at for at in range(len(texts)) if texts[: at + 1] not in self._left), len(texts))
+        return sum(tokens for _, tokens in chunks[:first]) / max(1, sum(tokens for _, tokens in chunks))
 
 
 class Derivation:
@@ -160,6 +199,7 @@ class Derivation:
         encode: returns vectors of length 1.
         threshold: τ.
         unscreened: returns the answer to a predicted question that was dropped, and so has none.
+        prompt: returns what a question is answered from.
     """
 
     def __init__(
@@ -171,7 +211,9 @@ class Derivation:
         encode: Callable[[Sequence[str]], Vectors],
         threshold: float,
         unscreened: Callable[[str], str],
+        prompt: Callable[[str], Chunks],
     ) -> None:
+        self._prompt = prompt
         self._asked, self._prefix, self._computed = asked, prefix, computed
         self._encode, self._threshold, self._unscreened = encode, threshold, unscreened
         self._kept = [each for each in predictions if each.dropped is None]
@@ -193,6 +235,8 @@ class Derivation:
         predicted = self._predicted if "predicted" in fills else []
         bank = [(each.question, "predicted") for each in predicted]
         vectors = list(self._vectors) if predicted else []
+        ahead = predicted if name == _KEEPS_PREDICTED_KV else []
+        left = Prefixes(self._prompt(each.question) for each in ahead)
         for question in self._asked:
             own, began = self._prefix[question.id], time.perf_counter()
             (vector,) = self._encode([question.text])
@@ -200,7 +244,12 @@ class Derivation:
             best = int(cosines.argmax())
             took_s = time.perf_counter() - began
             if cosines[best] < self._threshold:
-                given.append(_Given(own.text, "", own.text, own.ready, own.seconds))
+                chunks = self._prompt(question.text) if ahead else ()
+                share = left.found(chunks) if ahead else own.exact
+                left.add(chunks)
+                given.append(
+                    _Given(own.text, "", own.text, share == 1 if ahead else own.ready, share, own.seconds)
+                )
                 if "asked" in fills:
                     bank.append((question.text, "asked"))
                     vectors.append(vector)
@@ -208,7 +257,7 @@ class Derivation:
             other, source = bank[best]
             text = self._text(other, source)
             computed = own.text if source == "asked" else self._computed[question.id]
-            given.append(_Given(text, source, computed, True, took_s))
+            given.append(_Given(text, source, computed, True, 1.0, took_s))
             wrong = not is_same(text, computed)
             served.append(Served(name, question.id, other, source, float(cosines[best]), text, wrong))
         return given
@@ -260,6 +309,7 @@ def _row(
         sum(each.source == "predicted" for each in given) / number,
         sum(each.source == "asked" for each in given) / number,
         sum(each.ready for each in given) / number,
+        sum(each.ready_tokens for each in given) / number,
         sum(wrong) / number,
         sum(worse) / number,
         sum(contains(each.text, question) for question, each in pairs) / number,
