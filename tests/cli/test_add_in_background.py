@@ -135,9 +135,7 @@ def test_a_process_that_has_just_started_is_told_and_takes_the_work_of_every_add
     assert worker.wait(timeout=120) == 0
     assert command("ls").stderr == ""  # it has prepared for both recipes
     kinds = command.json("cache", "stats")["by_kind"]
-    assert (
-        kinds["isolated"]["entries"] == kinds["woven-5-1-int8"]["entries"] == other["chunk_kv_waiting"] > 3
-    )
+    assert kinds["isolated"]["entries"] == kinds["woven-5-1-int8"]["entries"] == other["chunk_kv_waiting"] > 3
 
 
 def test_a_process_that_finds_nothing_to_do_ends(command, documents):
