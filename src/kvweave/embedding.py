@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import ModelNotFound
-from kvweave.ops.threads import all_threads, free_buffers, respect_cpu_limits
+from kvweave.ops.threads import all_threads, respect_cpu_limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,6 @@ class TextEncoder:
                 vectors = self._model.encode(
                     flat, batch_size=BATCH_WINDOWS, normalize_embeddings=True, show_progress_bar=False
                 )  # (windows, dimensions)
-            free_buffers()
         first = np.cumsum([0, *(len(group) for group in windows[:-1])])
         sums = np.add.reduceat(np.asarray(vectors, dtype=np.float32), first, axis=0)  # (n, dimensions)
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)

@@ -10,6 +10,7 @@ import torch
 
 from kvweave.embedding import TextEncoder
 from kvweave.ops.threads import _library, all_threads, use_one_thread
+from kvweave.server.running import and_free
 
 NUMBERS = torch.ones(4_000_000)
 
@@ -82,7 +83,7 @@ def test_products_are_the_same(two_threads):
         torch.testing.assert_close(found, left @ right)
 
 
-def test_encoding_leaves_no_buffers_to_a_thread_of_one():
+def test_a_requests_thread_keeps_no_buffers():
     """A server has dozens of such threads, and MKL's buffers would stay with each."""
     math = _library("libtorch_cpu.so")
     if math is None or not hasattr(math, "mkl_serv_mem_stat"):
@@ -92,11 +93,10 @@ def test_encoding_leaves_no_buffers_to_a_thread_of_one():
     encoder = TextEncoder()
     encoder.encode(["loaded"])
 
-    def work(limit):
-        limit()
+    def held(call):
         before = math.mkl_serv_mem_stat(ctypes.byref(count))
-        encoder.encode(["Which room is cedar?"])
+        call(encoder.encode, ["Which room is cedar?"])
         return math.mkl_serv_mem_stat(ctypes.byref(count)) - before
 
-    assert in_a_thread(lambda: work(lambda: None)) > 1_000_000
-    assert in_a_thread(lambda: work(use_one_thread)) == 0
+    assert in_a_thread(lambda: held(lambda work, texts: work(texts))) > 1_000_000
+    assert in_a_thread(lambda: held(and_free)) == 0

@@ -83,14 +83,13 @@ def all_threads() -> Iterator[None]:
 
 
 def free_buffers() -> None:
-    """Free what MKL keeps for this thread's products, of about 4 MB, if it is one of many (`use_one_thread`).
+    """Free what MKL keeps for this thread's products, about 4 MB after an embedding. For a thread that is one of many.
 
     The next product makes them again, which takes no time that could be measured.
     """
-    if hasattr(_here, "limited"):
-        math = _library("libtorch_cpu.so")
-        if math is not None and hasattr(math, "mkl_serv_thread_free_buffers"):
-            math.mkl_serv_thread_free_buffers()
+    math = _library("libtorch_cpu.so")
+    if math is not None and hasattr(math, "mkl_serv_thread_free_buffers"):
+        math.mkl_serv_thread_free_buffers()
 
 
 def _set_threads_here(count: int) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from kvweave.ops.threads import use_one_thread
+from kvweave.ops.threads import free_buffers, use_one_thread
 from kvweave.server.errors import RETRY_S, ApiError
 
+Argument = TypeVar("Argument")
 Emit = Callable[[Any], None]
 Work = Callable[[Emit, threading.Event], None]
 """Computes a request: calls its first argument with each event, and ends soon after its second argument is set."""
@@ -85,7 +86,7 @@ class RequestQueue:
         request = RunningRequest()
         self.running += 1
         self._requests.add(request)
-        done = asyncio.get_running_loop().run_in_executor(self._threads, request.run, work)
+        done = asyncio.get_running_loop().run_in_executor(self._threads, and_free, request.run, work)
         began = perf_counter()
         done.add_done_callback(lambda _: self._end(request, perf_counter() - began))
         return request
@@ -129,7 +130,7 @@ def together(
             call(number)
         return
     with ThreadPoolExecutor(min(most, len(numbers)), "answer", use_one_thread) as threads:
-        calls = [threads.submit(call, number) for number in numbers]
+        calls = [threads.submit(and_free, call, number) for number in numbers]
         done, left = wait(calls, return_when=FIRST_EXCEPTION)
         errors = [error for each in calls if each in done and (error := each.exception()) is not None]
         if errors:
@@ -137,3 +138,11 @@ def together(
             for each in left:
                 each.cancel()
             raise errors[0]
+
+
+def and_free(call: Callable[[Argument], None], argument: Argument) -> None:
+    """Call something in a thread of a pool, and free the buffers that would stay with each of these threads."""
+    try:
+        call(argument)
+    finally:
+        free_buffers()
