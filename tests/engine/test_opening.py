@@ -12,7 +12,7 @@ from kvweave.errors import StoreBusy
     "part",
     [
         "state.PredictionStore",
-        "knowledge_base.BackgroundBudget",
+        "state.BackgroundBudget",
         "knowledge_base.KBMetadata",
     ],
 )
