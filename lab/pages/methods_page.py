@@ -84,7 +84,10 @@ def methods_page(
     )
 
 
-_EARLIER = "Measured when `weave` prepared chunks after the one before alone: `weave` here is nearly today's `following+weave`."
+_EARLIER = (
+    "Measured when `weave` prepared chunks after the one before alone: `weave` here is nearly today's `following+weave`. "
+    "`woven` was after ten similar chunks then, not five."
+)
 
 _NOT_HERE = (
     "## Known, and not built",
