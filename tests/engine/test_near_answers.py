@@ -89,15 +89,26 @@ def test_what_is_read_alike_but_is_far_needs_the_evidence_alone(cached, index):
     index.chunks = [chunk("a", "The retest is on 3 May."), OTHER]
     asked = "Is the date of the retest known?"
     assert find(cached, asked) == "on 3 May"
-    assert counts(cached) == (0, 90, 0), "nothing is to be judged"
+    assert counts(cached) == (1, 90, 0)
     index.chunks = [OTHER]
     assert find(cached, asked) is None
     index.chunks = [chunk("a", "Yes, the retest is on 3 May."), OTHER]
     assert find(replace(cached, error_bound=0.0), asked) is None
-    keep(cached, "Is the time of the test stated?", "Yes.", EAST)
-    for vector in (NEAR, EAST):
-        assert find(cached, "When is the test?", vector) is None
-        assert find(cached, "is the time of the test stated", vector) == "Yes."
+    for answer in ("Yes.", "Yes, the time of the test is stated."):
+        keep(cached, "Is the time of the test stated?", answer, EAST)
+        for vector in (NEAR, EAST):
+            assert find(cached, "When is the test?", vector) is None
+            assert find(cached, "is the time of the test stated", vector) == answer
+
+
+def test_what_is_read_alike_is_not_given_again_where_it_was_wrong(cached, index):
+    keep(cached, "When is the retest?", "on 3 May", EAST)
+    index.chunks = [chunk("a", "The retest is on 3 May."), OTHER]
+    asked = "Is the date of the retest known?"
+    assert find(cached, asked) == "on 3 May"
+    keep(cached, asked, "on 7 June", NEAR)
+    assert counts(cached) == (0, 90, 1)
+    assert find(cached, "Is the date of the retest given?", NEAR) != "on 3 May"
 
 
 def test_a_wrong_answer_is_not_given_again(cached):

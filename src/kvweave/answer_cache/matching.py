@@ -24,7 +24,14 @@ from kvweave.answer_cache.english.normalize import (
     strip_frame,
 )
 from kvweave.answer_cache.english.spelling import corrected
-from kvweave.answer_cache.english.veto import are_opposed, certain_veto, kind_of_pair, negates_otherwise, veto
+from kvweave.answer_cache.english.veto import (
+    are_opposed,
+    certain_veto,
+    kind_of_pair,
+    negates_otherwise,
+    says_otherwise,
+    veto,
+)
 from kvweave.answer_cache.english.words import has_symbols, split_words
 from kvweave.answer_cache.other_languages import is_english
 from kvweave.answer_cache.records import Vector
@@ -135,9 +142,10 @@ class EnglishMatcher:
         if unlike is None and cosine >= threshold:
             return Comparison("same", READING)
         compared = self._by_words(question, other, cosine, threshold, unlike)
-        if unlike is None and one.asks != EXACT and compared.sameness != "same" and cosine >= _LEAST_COSINE:
-            return Comparison("near", READING)
-        return compared
+        alike = unlike is None and one.asks != EXACT and cosine >= _LEAST_COSINE
+        if compared.sameness == "same" or not alike or says_otherwise(clean_text(question), clean_text(other)):
+            return compared
+        return Comparison("near", READING)
 
     def _by_words(
         self, question: str, other: str, cosine: float, threshold: float, unlike: str | None
@@ -195,6 +203,7 @@ def _nearness(first: str, second: str, cosine: float) -> Comparison:
     return Comparison("different", veto(first, second) or "distance")
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _in_charge(text: str) -> str:
     """Return what a cleaned question asks who is in charge of, if it is a task; else an empty text.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvweave.answer_cache.matching import READING
 from kvweave.answer_cache.records import CachedAnswer
 from kvweave.database import Database
 
@@ -115,9 +116,9 @@ class NearMisses:
         return [Verdict(float(score), bool(agreed)) for score, agreed in rows]
 
     def may_serve(self, miss: NearMiss, bound: float) -> bool:
-        """Return whether an answer may be given: at most the share `bound` of such answers is wrong, as the verdicts say.
+        """Return whether an answer may be given: at most the share `bound` of its kind's answers is wrong, as the verdicts say.
 
-        Never for an answer that was wrong for a question at least as near.
+        Never for an answer that was wrong for a question at least as near. Questions that are read alike need no verdicts.
         """
         if not 0 < bound < 1:
             return False
@@ -126,6 +127,8 @@ class NearMisses:
         )
         if rows[0][0] is not None and miss.score <= rows[0][0]:
             return False
+        if miss.kind == READING:
+            return True
         least = least_score(self.verdicts(miss.kind), bound)
         return least is not None and miss.score >= least
 
@@ -141,8 +144,8 @@ class NearMisses:
 def least_score(verdicts: Sequence[Verdict], bound: float) -> float | None:
     """Return the least score from which on at most the share `bound` of verdicts is a refutation, with 95 % confidence.
 
-    The lowest of _REGIONS that passes its test; None if none does. The confidence is that of all tests together, also where they
-    are repeated after every verdict (see `_evidence`): with no refutation at all it takes 81 verdicts for a bound of 0.05, 204
+    The lowest of _REGIONS that passes its test; None if none does. The confidence is that of all tests of a kind of near
+    misses together, also where they are repeated after every verdict (see `_evidence`): with no refutation at all it takes 81 verdicts for a bound of 0.05, 204
     for 0.02.
     """
     for least, part in _REGIONS:

@@ -58,9 +58,10 @@ def agree(one: str, other: str) -> bool:
     return len(first & second) >= _MOST * min(len(first), len(second))
 
 
-def says_only_whether(answer: str) -> bool:
-    """Return whether an answer is yes or no, and nothing else."""
-    return len(_words(answer)) == 1 and bool(_yes_or_no(answer))
+def says_whether(answer: str) -> bool:
+    """Return whether an answer begins with yes, or is no and nothing else: "No date is given" says something about a date."""
+    words = _words(answer)
+    return words[:1] == ["yes"] or words == ["no"]
 
 
 def support(answer: str, texts: Sequence[str]) -> float:

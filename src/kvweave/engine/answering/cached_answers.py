@@ -19,7 +19,7 @@ from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
 from kvweave.answer_cache.matching import READING, plain_words
 from kvweave.answer_cache.near_misses import NearMiss
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
-from kvweave.engine.answering.agreement import agree, says_only_whether, support
+from kvweave.engine.answering.agreement import agree, says_whether, support
 from kvweave.engine.background.budget import BackgroundBudget, Worth
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
@@ -109,25 +109,23 @@ class CachedAnswers:
     ) -> CachedAnswer | None:
         """Return the nearest valid answer that may be the question's, if it passes its checks; remember it to be judged.
 
-        The checks: enough earlier answers of its kind were right, and what the question retrieves holds the answer. The latter
-        is enough where both questions are read alike.
+        The checks: the verdicts on earlier answers allow it, and what the question retrieves holds the answer. Of the questions that
+        are read alike, which come first, several are tried; of the others, the nearest.
         """
-        for miss in sorted(near, key=lambda each: each.kind != READING)[:_MOST_NEAR]:
-            if miss.kind == READING:
-                fits = self.error_bound > 0 and self._is_valid(miss.answer)
-                if (
-                    fits
-                    and not self._is_another(miss.answer, question)
-                    and self._is_held(miss.answer, question, vector())
-                ):
-                    return miss.answer
-            elif self._is_valid(miss.answer):
-                served = self.answers.may_serve(miss, self.error_bound) and self._is_held(
-                    miss.answer, question, vector()
-                )
-                with _logged_only():
-                    self.answers.remember(question, answer_settings, miss)
-                return miss.answer if served else None
+        alike = [miss for miss in near if miss.kind == READING]
+        others = [miss for miss in near if miss.kind != READING]
+        for miss in [*alike[:_MOST_NEAR], *others[:_MOST_NEAR]]:
+            if not self._is_valid(miss.answer) or self._is_another(miss.answer, question):
+                continue
+            served = self.answers.may_serve(miss, self.error_bound) and self._is_held(
+                miss.answer, question, vector()
+            )
+            with _logged_only():
+                self.answers.remember(question, answer_settings, miss)
+            if served:
+                return miss.answer
+            if miss.kind != READING:
+                return None
         return None
 
     def _is_held(self, found: CachedAnswer, question: str, vector: Vector) -> bool:
@@ -144,9 +142,9 @@ class CachedAnswers:
     def _is_another(self, found: CachedAnswer, question: str) -> bool:
         """Return whether an answer is seen to be none to a question that is taken for its own.
 
-        Where typing errors are words, or where it says only yes ("Is it known who won?") and the question asks for more.
+        Where typing errors are words, or where it says yes ("Is it known who won?") and the question asks for more.
         """
-        silent = says_only_whether(found.text) and plain_words(clean_text(question)) != plain_words(
+        silent = says_whether(found.text) and plain_words(clean_text(question)) != plain_words(
             found.question
         )
         return self.are_words(found) or (silent and normalize(question).asks not in ("whether", EXACT))
