@@ -143,7 +143,11 @@ class EnglishMatcher:
             return Comparison("same", READING)
         compared = self._by_words(question, other, cosine, threshold, unlike)
         alike = unlike is None and one.asks != EXACT and cosine >= _LEAST_COSINE
-        if compared.sameness == "same" or not alike or says_otherwise(clean_text(question), clean_text(other)):
+        if (
+            compared.sameness == "same"
+            or not alike
+            or says_otherwise(clean_text(question), clean_text(other))
+        ):
             return compared
         return Comparison("near", READING)
 

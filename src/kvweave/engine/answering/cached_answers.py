@@ -144,9 +144,7 @@ class CachedAnswers:
 
         Where typing errors are words, or where it says yes ("Is it known who won?") and the question asks for more.
         """
-        silent = says_whether(found.text) and plain_words(clean_text(question)) != plain_words(
-            found.question
-        )
+        silent = says_whether(found.text) and plain_words(clean_text(question)) != plain_words(found.question)
         return self.are_words(found) or (silent and normalize(question).asks not in ("whether", EXACT))
 
     def are_words(self, found: CachedAnswer) -> bool:
