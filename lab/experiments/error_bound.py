@@ -30,6 +30,7 @@ from kvweave.answer_cache.matching import ENGLISH, READING
 from kvweave.answer_cache.near_misses import Verdict, least_score
 from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
+from kvweave_lab.eval.question_matching import text_cosines
 from kvweave_lab.eval.question_pairs import read_pairs
 
 QUESTIONS: Final = Path(__file__).parents[1] / "src" / "kvweave_lab" / "eval" / "data" / "questions"
@@ -66,13 +67,10 @@ class Given(NamedTuple):
 def compared(files: Sequence[Path], encoder: TextEncoder) -> list[Asked]:
     """Return what the matcher says of each pair."""
     pairs = [pair for file in files for pair in read_pairs(file)]
-    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cached, pair.asked)))
-    vectors = np.concatenate([encoder.encode(texts[at : at + 256]) for at in range(0, len(texts), 256)])
-    places = {text: place for place, text in enumerate(texts)}
+    cosines = text_cosines([(pair.cached, pair.asked) for pair in pairs], encoder)
     threshold = AnswersConfig().answer_threshold
     found = []
-    for pair in pairs:
-        cosine = float(vectors[places[pair.cached]] @ vectors[places[pair.asked]])
+    for pair, cosine in zip(pairs, cosines.tolist(), strict=True):
         said = ENGLISH.compare(pair.asked, pair.cached, cosine, threshold)
         found.append(Asked(pair.cached, said.sameness, said.kind, cosine, pair.is_paraphrase))
     return found

@@ -26,7 +26,7 @@ from kvweave.answer_cache.english.veto import DOUBTS, certain_veto
 from kvweave.answer_cache.matching import ENGLISH
 from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
-from kvweave_lab.eval.question_matching import wilson_interval
+from kvweave_lab.eval.question_matching import text_cosines, wilson_interval
 
 QUESTIONS: Final = Path(__file__).parents[1] / "src" / "kvweave_lab" / "eval" / "data" / "questions"
 FOLDS, SEEDS = 10, (0, 1, 2, 3, 4)
@@ -168,13 +168,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     pairs = pairs_of(args.pairs or [QUESTIONS / "people_dev.jsonl", QUESTIONS / "people_dev_more.jsonl"])
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair[:2]))
-    encoder = TextEncoder()
-    vectors = np.concatenate([encoder.encode(texts[at : at + 256]) for at in range(0, len(texts), 256)])
-    places = {text: place for place, text in enumerate(texts)}
-    cosines = np.array(
-        [vectors[places[pair.one]] @ vectors[places[pair.other]] for pair in pairs], dtype=float
-    )
+    cosines = text_cosines([(pair.one, pair.other) for pair in pairs], TextEncoder())
     result, weights, constant = measured(pairs, cosines)
     for name, weight in zip(FEATURES, weights, strict=True):
         print(f"{weight:7.2f}  {name}")

@@ -102,19 +102,8 @@ def kept_bound(result: Result | None) -> str:
     """Return what was given and what of it was wrong, by bound; from `lab/experiments/error_bound.py`."""
     if result is None:
         return NOT_MEASURED
-    lines = header(
-        *(
-            "pool",
-            "stream",
-            "bound",
-            "at once",
-            "wrong of these",
-            "near, checked",
-            "wrong of these",
-            "streams that give some",
-            "broken",
-        )
-    )
+    given = ("at once", "wrong of these", "near, checked", "wrong of these")
+    lines = header("pool", "stream", "bound", *given, "streams that give some", "broken")
     for each in result["rows"]:
         middle = each["near_wrong_interval"]
         wrong = "–" if middle is None else f"{each['near_wrong']:.1%} ({middle[0]:.1%}–{middle[1]:.1%})"

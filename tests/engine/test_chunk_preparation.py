@@ -335,7 +335,7 @@ def test_a_removal_and_its_mark_are_one_commit(tiny, tmp_path, documents, monkey
     with open_tiny(tmp_path / "home", recipe="weave", answer_limit_bytes=0) as base:
         base.add(documents)
         listed = len(base.documents())
-        monkeypatch.setattr(type(base.preparation), "mark", lambda self, removed: refuse_write())
+        monkeypatch.setattr(type(base.preparation), "mark_removed", lambda self: refuse_write())
         with pytest.raises(StoreFull):
             base.remove(documents / "0.txt")
         assert len(base.documents()) == listed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kvweave.database import Database
 from kvweave.files import write_atomically
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import Content, EncodedEntry, OnDamage, check_entry, open_entry
@@ -128,10 +129,10 @@ def read_entry(
 
 
 @contextmanager
-def statements(store: ChunkStore) -> Iterator[list[str]]:
+def statements(database: Database) -> Iterator[list[str]]:
     """The SQL statements that are sent inside the block, by one thread at a time."""
     sent: list[str] = []
-    with store._components.database._session() as session:
+    with database._session() as session:
         connection = session.connection  # the next statement takes the one that was left last
     connection.set_trace_callback(sent.append)
     yield sent

@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import MODEL, SYSTEM, chunk, get, put
+from store_samples import MODEL, SYSTEM, chunk, get, put, statements
 
 from kvweave.database import Database
 from kvweave.kvstore.catalog import Catalog, NewEntry
@@ -62,13 +62,9 @@ def test_queries_stay_fast_in_a_large_catalogue(large: tuple[Database, Catalog],
 
 def test_no_query_of_a_look_up_scans_the_table(large: tuple[Database, Catalog]) -> None:
     database, catalog = large
-    with database._session() as session:
-        connection = session.connection
-    sent: list[str] = []
-    connection.set_trace_callback(sent.append)
-    for read in READS.values():
-        read(catalog)
-    connection.set_trace_callback(None)
+    with statements(database) as sent:
+        for read in READS.values():
+            read(catalog)
     assert len(sent) >= len(READS)
     for statement in sent:
         plan = [row[3] for row in database.query(f"EXPLAIN QUERY PLAN {statement}")]
@@ -201,12 +197,8 @@ def test_costly_and_small_entries_outlive_cheap_and_large_ones(tmp_path: Path) -
 def test_a_look_up_writes_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        sent: list[str] = []
-        with store._components.database._session() as session:
-            connection = session.connection
-        connection.set_trace_callback(sent.append)
-        for _ in range(20):
-            assert get(store, chunk(1)) is not None
-        connection.set_trace_callback(None)
+        with statements(store._components.database) as sent:
+            for _ in range(20):
+                assert get(store, chunk(1)) is not None
         assert len(sent) == 20
         assert all(statement.startswith("SELECT") for statement in sent)

@@ -45,7 +45,7 @@ def test_all_versions_of_several_chunks_are_listed_by_one_query(tmp_path: Path) 
         put(other, KV, PATHS[1])
         store.put(fingerprint("b" * 32), KV, PATHS[2], [])
         put_feature(store, feature(1))
-        with statements(store) as sent:
+        with statements(store._components.database) as sent:
             asked = [chunk(2).token_ids, chunk(3).token_ids, KV.token_ids]
             second, absent, first = store.versions(MODEL, asked)
         assert len(sent) == 1

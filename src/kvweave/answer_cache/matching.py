@@ -142,14 +142,10 @@ class EnglishMatcher:
         if unlike is None and cosine >= threshold:
             return Comparison("same", READING)
         compared = self._by_words(question, other, cosine, threshold, unlike)
-        alike = unlike is None and one.asks != EXACT and cosine >= _LEAST_COSINE
-        if (
-            compared.sameness == "same"
-            or not alike
-            or says_otherwise(clean_text(question), clean_text(other))
-        ):
+        if compared.sameness == "same" or unlike is not None or one.asks == EXACT or cosine < _LEAST_COSINE:
             return compared
-        return Comparison("near", READING)
+        differs = says_otherwise(clean_text(question), clean_text(other))
+        return compared if differs else Comparison("near", READING)
 
     def _by_words(
         self, question: str, other: str, cosine: float, threshold: float, unlike: str | None

@@ -144,9 +144,9 @@ class NearMisses:
 def least_score(verdicts: Sequence[Verdict], bound: float) -> float | None:
     """Return the least score from which on at most the share `bound` of verdicts is a refutation, with 95 % confidence.
 
-    The lowest of _REGIONS that passes its test; None if none does. The confidence is that of all tests of a kind of near
-    misses together, also where they are repeated after every verdict (see `_evidence`): with no refutation at all it takes 81 verdicts for a bound of 0.05, 204
-    for 0.02.
+    The lowest of _REGIONS that passes its test; None if none does. The confidence is that of all tests of a kind of near misses
+    together, also where they are repeated after every verdict (see `_evidence`): with no refutation at all it takes 81
+    verdicts for a bound of 0.05, 204 for 0.02.
     """
     for least, part in _REGIONS:
         above = [verdict for verdict in verdicts if verdict.score >= least]

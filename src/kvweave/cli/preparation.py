@@ -154,7 +154,7 @@ def _prepared_all(options: opt.SharedOptions, base: "KnowledgeBase", report: "Pr
 
     preparation = base.preparation
     done: list[PrepareReport] = []
-    began: dict[str, float] = {}  # the ways that were tried, and the newest document then
+    began: dict[str, float] = {}  # the ways that were tried, and when the documents had last changed
 
     def untried() -> list[str]:
         changed_s = preparation.changed_s()

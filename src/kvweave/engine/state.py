@@ -145,7 +145,7 @@ class KnowledgeBaseState:
                 return None
             store.disown(listed.version)
             self._forget([listed.version])
-            self.preparation.mark(removed=True)
+            self.preparation.mark_removed()
         self.database.after_commit(self._drop_trials)
         return listed.version
 

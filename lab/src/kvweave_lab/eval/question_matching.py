@@ -122,7 +122,7 @@ def evaluate_matchers(
         raise InvalidRequest(
             f"{paraphrases} paraphrases and {lookalikes} look-alikes: at least one of each is needed"
         )
-    cosines = _cosines(pairs, encoder, progress)
+    cosines = text_cosines([(pair.cached, pair.asked) for pair in pairs], encoder, progress)
     rows: list[MatcherRow] = []
     kinds: list[KindRow] = []
     for matcher in MATCHERS:
@@ -137,8 +137,11 @@ def evaluate_matchers(
     )
 
 
-def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) -> Scores:
-    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cached, pair.asked)))
+def text_cosines(
+    pairs: Sequence[tuple[str, str]], encoder: TextEncoder, progress: Progress = no_progress
+) -> Scores:
+    """Return (pairs,) the cosine of both texts of each pair; every text is embedded once."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     vectors = []
     for start in range(0, len(texts), _BATCH):
         progress("embedding questions", start, len(texts))
@@ -146,9 +149,8 @@ def _cosines(pairs: Sequence[Pair], encoder: TextEncoder, progress: Progress) ->
     progress("embedding questions", len(texts), len(texts))
     stacked = np.concatenate(vectors)  # (texts, dimensions)
     places = {text: place for place, text in enumerate(texts)}
-    cached = stacked[[places[pair.cached] for pair in pairs]]
-    asked = stacked[[places[pair.asked] for pair in pairs]]
-    cosines: Scores = np.einsum("pd,pd->p", cached, asked).astype(np.float64)
+    ones, others = (stacked[[places[pair[side]] for pair in pairs]] for side in (0, 1))
+    cosines: Scores = np.einsum("pd,pd->p", ones, others).astype(np.float64)
     return cosines
 
 

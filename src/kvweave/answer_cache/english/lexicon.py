@@ -129,7 +129,9 @@ def lexicon() -> Lexicon:
     return Lexicon(
         openings=tuple(re.compile(pattern, re.IGNORECASE) for pattern in content["openings"]),
         closings=tuple(re.compile(pattern, re.IGNORECASE) for pattern in content["closings"]),
-        rewrites=tuple((re.compile(pattern, re.IGNORECASE), text) for pattern, text in content["rewrites"]),
+        rewrites=tuple(
+            (_with_parts(pattern, content["parts"]), text) for pattern, text in content["rewrites"]
+        ),
         synonyms=synonyms,
         longest=max(word.count("_") + 1 for word in synonyms),
         **lists,
@@ -139,6 +141,12 @@ def lexicon() -> Lexicon:
 def lexicon_text() -> str:
     """Return the text of lexicon.toml."""
     return (resources.files(__package__) / "lexicon.toml").read_text("utf-8")
+
+
+def _with_parts(pattern: str, parts: Mapping[str, str]) -> re.Pattern[str]:
+    for name, part in parts.items():
+        pattern = pattern.replace(f"<{name}>", part)
+    return re.compile(pattern, re.IGNORECASE)
 
 
 def _verb_forms(words: Mapping[str, str], synonyms: Mapping[str, str]) -> dict[str, Any]:

@@ -152,7 +152,9 @@ def _asked_by_keywords(words: Sequence[Word], known: Lexicon) -> list[Word]:
     head = words[of - 1]
     if not 1 < len(words) <= _MOST_KEYWORDS or sum(word.named for word in words) > 1 or head.named:
         return []
-    if any(word.comma or word.form or word.text in known.helpers | known.negations for word in words):
+    if any(word.comma or word.form for word in words):
+        return []
+    if not (known.helpers | known.negations).isdisjoint(texts):
         return []
     if not known.function_words.isdisjoint(texts[:of]):
         return []

@@ -105,19 +105,20 @@ class Preparation:
         """Return the ways in which something is still to be prepared."""
         return [way for way, since_s in self._facts.facts(_SINCE).items() if since_s]
 
-    def mark(self, *, removed: bool = False) -> None:
-        """Note that there is something to prepare from now on, in the caller's transaction if there is one.
-
-        `removed` says that a document was removed: a process at work looks once more then, and without documents there is
-        nothing to prepare.
-        """
+    def mark(self) -> None:
+        """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
         with self._database.transaction():
-            if removed:
-                self._facts.record_fact(_REMOVED, time.time())
-            if removed and not self._database.query("SELECT 1 FROM documents LIMIT 1"):
-                self.clear()
-            elif not self.since_s:
+            if not self.since_s:
                 self._record(_SINCE, time.time())
+
+    def mark_removed(self) -> None:
+        """Note that a document was removed: a process at work looks once more. Without documents there is nothing to prepare."""
+        with self._database.transaction():
+            self._facts.record_fact(_REMOVED, time.time())
+            if self._database.query("SELECT 1 FROM documents LIMIT 1"):
+                self.mark()
+            else:
+                self.clear()
 
     def changed_s(self) -> float:
         """Return when a document was last added or removed (seconds since 1970); 0 if never."""

@@ -76,13 +76,12 @@ class RequestChunks:
                 self._thread = threading.Thread(target=self._run, name="kvweave-chunks", daemon=True)
                 self._thread.start()
         waiting = _Waiting(tuple(texts), system, think, recipe)
-        with self._counting:
-            fits = self._characters + waiting.characters <= _MOST_CHARACTERS and not self._waiting.full()
-            if fits:
-                self._characters += waiting.characters
+        with self._counting, suppress(queue.Full):
+            if self._characters + waiting.characters <= _MOST_CHARACTERS:
                 self._waiting.put_nowait(waiting)
-        if not fits:
-            _LOG.info("the documents of a request are not prepared: %d others wait", self._waiting.qsize())
+                self._characters += waiting.characters
+                return
+        _LOG.info("the documents of a request are not prepared: %d others wait", self._waiting.qsize())
 
     def close(self) -> None:
         """End the work between two layers, and wait for it to end."""

@@ -72,13 +72,7 @@ def retrieval_tables(figures: RetrievalFigures) -> Iterator[Table]:
         )
     yield table
     yield _together_table(figures)
-    change = figures.change
-    table = text_table(
-        ("chunks of the document", *(f"of others, {count} nearest" for count in NEIGHBOURS)),
-        title="Chunks to be computed again when a document changes",
-    )
-    table.add_row(*(f"{each.value:.1f}" for each in (change.own, *change.others)))
-    yield table
+    yield _change_table(figures)
 
 
 def _together_table(figures: RetrievalFigures) -> Table:
@@ -95,6 +89,14 @@ def _together_table(figures: RetrievalFigures) -> Table:
         shares = [f"{share.value:.3f}" for share in (*each.any_together, *each.together)]
         before = f"{each.previous.value:.3f}" if each.previous is not None else _NONE
         table.add_row(f"{each.context_tokens:,}", *shares, f"{each.by_chance:.4f}", before)
+    return table
+
+
+def _change_table(figures: RetrievalFigures) -> Table:
+    columns = ("chunks of the document", *(f"of others, {count} nearest" for count in NEIGHBOURS))
+    table = text_table(columns, title="Chunks to be computed again when a document changes")
+    change = figures.change
+    table.add_row(*(f"{each.value:.1f}" for each in (change.own, *change.others)))
     return table
 
 

@@ -164,7 +164,7 @@ def _context(library: Library, questions: Sequence[Question], length: int) -> Co
 
 def _change(library: Library) -> ChangeFigures:
     documents = [chunk.document for chunk in library.chunks]
-    own = sorted({documents[number] for number in range(len(documents)) if library.is_own(number)})
+    own = sorted({source for number, source in enumerate(documents) if library.is_own(number)})
     due: dict[str, list[set[int]]] = {source: [set() for _ in NEIGHBOURS] for source in own}
     for number, source in enumerate(documents):
         nearest = [documents[near] for near in library.nearest(number, NEIGHBOURS[-1])]
