@@ -39,6 +39,24 @@ def index(tmp_path: Path) -> VectorIndex:
     return VectorIndex(tmp_path / "vectors", D)
 
 
+def test_what_is_kept_of_earlier_versions_of_a_table_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vector_index._session.cache_clear()
+    monkeypatch.setitem(vector_index._CACHE_BYTES, "metadata_cache_size_bytes", 200_000)
+    try:
+        indexes = [VectorIndex(tmp_path / name, D) for name in ("one", "other")]
+        for number in range(20):
+            for index in indexes:
+                index.add(chunks(f"/{number}", "the boat"), axis(0))
+                index.search("boat", axis(0)[0], 1, visible(f"/{number}"))
+        kept = vector_index._session()
+        assert kept.approx_num_items > 0  # else these tables were opened without it
+        assert kept.size_bytes < 700_000  # about 2.6 MB without the bound
+    finally:
+        vector_index._session.cache_clear()
+
+
 def test_words_find_a_chunk_that_vectors_do_not_and_the_reverse(index: VectorIndex) -> None:
     index.add(chunks("/a", "the zebra crosses", "quarterly revenue", "nothing at all"), axis(0, 1, 2))
     found = index.search("zebras", axis(1)[0], 2, visible("/a"))

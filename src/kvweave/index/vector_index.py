@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -45,6 +45,9 @@ _MOST_UNCOUNTED: Final = 1000
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
 _NAMES_PER_QUERY: Final = 1000
+_CACHE_BYTES: Final = {"index_cache_size_bytes": 256 * 2**20, "metadata_cache_size_bytes": 16 * 2**20}
+"""What LanceDB may keep in memory of all tables of the process. Each change of a document makes versions of its table, and left to
+itself LanceDB keeps what it has read of every one, up to 7 GB for each knowledge base."""
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -237,7 +240,7 @@ class VectorIndex:
 
     def _opened(self, folder: Path) -> Any:
         # Interval zero: each call sees what other processes have committed.
-        connection = lancedb.connect(folder, read_consistency_interval=timedelta(0))
+        connection = lancedb.connect(folder, read_consistency_interval=timedelta(0), session=_session())
 
         def table() -> Any:
             if TABLE in connection.list_tables().tables:
@@ -263,6 +266,12 @@ class VectorIndex:
             _retried(lambda: self._table.optimize(cleanup_older_than=timedelta(seconds=keep_s)))
         except RuntimeError as error:
             _log.info("index not compacted this time: %s", _first_line(error))
+
+
+@cache
+def _session() -> Any:
+    """Return the caches that all tables of the process share."""
+    return lancedb.Session(**_CACHE_BYTES)
 
 
 def _retried(action: Callable[[], T]) -> T:
