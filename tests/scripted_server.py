@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kvweave.config import read_config
-from kvweave.server.client.settings_match import setting_values
+from kvweave.server.client.choice import setting_values
 from kvweave.server.process import discovery
 
 

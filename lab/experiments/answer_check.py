@@ -12,7 +12,7 @@ from typing import Any
 
 import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
-from kvweave.engine.answering.answer_check import holds
+from kvweave.engine.answering.ask import holds
 from kvweave_lab.eval.metrics import string_match_part
 from kvweave_lab.eval.natural.questions import SHIPPED, UNANSWERABLE, Question, shipped_set
 from kvweave_lab.real_model import prepared_folder

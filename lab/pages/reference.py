@@ -12,8 +12,7 @@ from docstrings import entries, one_line, prose, sentences
 from methods_page import headings
 from python_page import python_api
 
-from kvweave.cli.app import app
-from kvweave.cli.command_group import GROUP, OWN
+from kvweave.cli.app import GROUP, OWN, app
 from kvweave.config import Config, environment_variable, setting_names
 from kvweave.models.families import PREFIX_ONLY, REFUSED, Limitation
 from kvweave.plugins import plugins

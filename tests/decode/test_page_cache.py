@@ -11,10 +11,10 @@ from synthetic import Text, geometry, settings
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.page_cache.frames import FramePool
-from kvweave.decode.page_cache.page_cache import PageCache
-from kvweave.decode.page_cache.replacement import (
+from kvweave.decode.page_cache.page_cache import (
     REPLACEMENTS,
     ClusterUsage,
+    PageCache,
     cluster_scores,
     lfu_scores,
     lru_scores,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvweave.engine.answering.answer_check import NOT_FOUND, holds, only_held
 from kvweave.engine.answering.answer_stream import Answered
+from kvweave.engine.answering.ask import NOT_FOUND, held_by_passages, holds
 from kvweave.results import Answer, Piece, Plan, Prefill, Source, Timing
 from kvweave.types import TokenizedPrompt
 
@@ -59,10 +59,10 @@ def collected(events):
 
 
 def test_the_text_is_held_back_until_it_is_whole():
-    found, answer = collected(only_held(events_of("Hartwell & Sons"), "Who serviced the boiler?"))
+    found, answer = collected(held_by_passages(events_of("Hartwell & Sons"), "Who serviced the boiler?"))
     assert found == [Prefill(3, 3), Piece("Ha"), Piece("rtwell & Sons")]
     assert (answer.text, answer.supported) == ("Hartwell & Sons", True)
-    found, answer = collected(only_held(events_of("Pendle Heating"), "Who serviced the boiler?"))
+    found, answer = collected(held_by_passages(events_of("Pendle Heating"), "Who serviced the boiler?"))
     assert found == [Prefill(3, 3), Piece(NOT_FOUND)]
     assert (answer.text, answer.supported) == (NOT_FOUND, False)
     assert len(answer.sources) == len(PASSAGES)
@@ -78,7 +78,7 @@ def test_a_checked_answer_that_is_given_up_frees_what_it_holds():
         finally:
             closed.append(True)
 
-    events = only_held(endless(), "Who?")
+    events = held_by_passages(endless(), "Who?")
     next(events)
     events.close()
     assert closed == [True]

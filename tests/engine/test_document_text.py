@@ -3,7 +3,7 @@
 import pytest
 
 import kvweave
-from kvweave.engine.documents.document_text import document_text, joined
+from kvweave.engine.documents.passages import document_text, joined
 from kvweave.errors import PathNotFound
 from kvweave.samples import DOCUMENTS
 

@@ -7,8 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvweave.engine.answering.answer_stream import Answered
-from kvweave.engine.answering.explanation import explain
+from kvweave.engine.answering.answer_stream import Answered, explain
 from kvweave.errors import InvalidRequest
 from kvweave.results import Answer, Plan, PlanSpan, Timing
 from kvweave.testing import tiny_adapter

@@ -7,8 +7,7 @@ import pytest
 import tiny_kb
 
 import document_files as files
-from kvweave.engine.documents.document_text import document_text
-from kvweave.engine.documents.passages import passages
+from kvweave.engine.documents.passages import document_text, passages
 from kvweave.results import CopiedDocument, DocumentNote
 
 

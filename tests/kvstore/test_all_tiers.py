@@ -23,10 +23,10 @@ from store_samples import (
 from tier_servers import SHARED, url_of
 
 from kvweave.errors import DamagedEntry
+from kvweave.kvstore.assembly import open_remote_tier
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.reports import TierName, TierTotals
-from kvweave.kvstore.tiers.factory import open_remote_tier
 from kvweave.kvstore.tiers.memory import DeviceTier
 from kvweave.types import ChunkFeature, ChunkKV
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 from store_samples import eventually
 
-from kvweave.kvstore.tiers.leases import Lease, Pins
-from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Loader
+from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Lease, Loader, Pins
 
 WITHIN_S = 60.0
 

@@ -17,9 +17,9 @@ from store_samples import ISOLATED, MODEL, chunk, feature
 from tier_servers import CREDENTIALS, SHARED, Server, url_of
 
 from kvweave.errors import DamagedEntry, InvalidRequest, TierUnavailable
+from kvweave.kvstore.assembly import open_remote_tier
 from kvweave.kvstore.format import Content, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens
-from kvweave.kvstore.tiers.factory import open_remote_tier
 from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy
 from kvweave.types import ChunkFeature, ChunkKV
 

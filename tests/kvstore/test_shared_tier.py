@@ -25,10 +25,10 @@ from store_samples import (
 from tier_servers import BUCKET, Server, make_bucket, redis_server, s3_environment, s3_server
 
 from kvweave.errors import InvalidRequest, MissingExtra
+from kvweave.kvstore.assembly import open_remote_tier
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.tiers import circuit_breaker
-from kvweave.kvstore.tiers.factory import open_remote_tier
 from kvweave.types import KVProvenance
 
 

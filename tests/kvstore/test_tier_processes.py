@@ -11,8 +11,8 @@ import torch
 from store_samples import chunk, get, listed, put, same
 from tier_servers import Server
 
+from kvweave.kvstore.assembly import open_remote_tier
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.tiers.factory import open_remote_tier
 from processes import child_processes
 
 KILLS = 8

@@ -15,11 +15,11 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 import kvweave
 from gguf_files import ARCHITECTURES, write_gguf
 from kvweave.errors import ModelNotFound, UnsupportedModel
-from kvweave.models.gguf import weights
+from kvweave.models.gguf import convert
+from kvweave.models.gguf.families import rope_parameters
 from kvweave.models.gguf.header import Header, TensorEntry
-from kvweave.models.gguf.rope import rope_parameters
 from kvweave.models.source import gguf_folder
-from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.ops.threads import has_fast_matmul
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 260, (1, 90), generator=torch.Generator().manual_seed(1))
@@ -79,7 +79,7 @@ def test_blocks_of_four_bits_are_dequantised_as_gguf_does_it():
     expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q4_K)
     tensor = TensorEntry("blk.0.ffn_up.weight", (6, 512), int(gguf.GGMLQuantizationType.Q4_K), blocks.ravel())
     header = Header(Path("x"), {"general.architecture": "qwen2"}, (tensor,))
-    found = weights.read_tensor(header, tensor)
+    found = convert.read_tensor(header, tensor)
     assert found.dtype == torch.float16
     assert torch.equal(found, torch.from_numpy(expected).half())
 
@@ -89,13 +89,13 @@ def test_numbers_beyond_float16_stay_float32():
     blocks[:, :2] = np.array([60000], np.float16).view(np.uint8)
     blocks[:, 2:] = 100
     tensor = TensorEntry("blk.0.ffn_up.weight", (2, 32), int(gguf.GGMLQuantizationType.Q8_0), blocks.ravel())
-    found = weights.read_tensor(Header(Path("x"), {"general.architecture": "qwen2"}, (tensor,)), tensor)
+    found = convert.read_tensor(Header(Path("x"), {"general.architecture": "qwen2"}, (tensor,)), tensor)
     assert found.dtype == torch.float32
     assert float(found[1, 1]) == float(np.float16(60000)) * 100
 
 
 def test_large_models_are_written_in_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(convert, "SHARD_BYTES", 20_000)
     written = write_gguf(tmp_path / "model.gguf")
     folder = converted(tmp_path / "model.gguf", tmp_path)
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvweave.models.pass_time import MOST_EFFICIENT_ROWS, PassTime
+from kvweave.models.pass_schedule import MOST_EFFICIENT_ROWS, PassTime
 
 
 def learned(passes):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvweave.cli.command_group import OWN
+from kvweave.cli.app import OWN
 from kvweave.config import environment_variable, setting_names
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 @pytest.mark.parametrize("abstract", [False, True])
 def test_systemd_is_told_when_the_server_is_ready(tmp_path, monkeypatch, abstract):
-    from kvweave.server.process.systemd import READY, notify
+    from kvweave.server.process.lifecycle import READY, notify
 
     notify(READY)  # without systemd: nothing happens
     name = f"@kvweave-{os.getpid()}" if abstract else str(tmp_path / "notify")

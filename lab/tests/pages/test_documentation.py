@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvweave
-from kvweave.cli.command_group import OWN
+from kvweave.cli.app import OWN
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import METHODS
 from processes import run_program

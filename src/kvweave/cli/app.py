@@ -1,15 +1,91 @@
-"""The `kvweave` command: finds the command that was named and turns every expected error into one line."""
+"""The `kvweave` command: loads the command that was named, ours or another package's, and turns every expected error into
+one line.
+"""
 
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from kvweave import __version__
-from kvweave.cli.command_group import LazyGroup
 from kvweave.cli.interrupted import interrupt_behind, message
 from kvweave.errors import InvalidRequest, KvweaveError
+from kvweave.plugins import LAB, lab_missing, plugins
+
+GROUP = "kvweave.commands"
+
+OWN: Final[Mapping[str, tuple[str, str]]] = {
+    "add": ("add:add", "Index files and folders."),
+    "ask": ("ask:ask", "Answer a question from the documents, with sources."),
+    "search": ("search:search", "Show the passages for a question, with scores and why."),
+    "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),
+    "serve": ("serve:serve", "Answer over HTTP, with OpenAI's API and a page."),
+    "ls": ("documents:ls", "List the documents."),
+    "rm": ("documents:rm", "Remove documents and what was stored for them."),
+    "idle": ("background:idle", "Predict questions and prepare their answers."),
+    "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that keeps full attention's answers."),
+    "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
+    "mcp": ("mcp:mcp", "Give agents the knowledge bases by the Model Context Protocol."),
+    "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
+    "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
+}
+"""Own commands in the order of `--help`: where each is below `kvweave.cli`, and its line in that list."""
+
+
+class LazyGroup(TyperGroup):
+    """A command group that imports a command when it is used. `--help` needs none of kvweave's own."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Own commands first, then those of plugins by name."""
+        return [*OWN, *sorted(name for name in plugins(GROUP) if name not in OWN)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, or None. Raises MissingExtra for a command of the lab that is not installed."""
+        summary = self._summary(cmd_name)
+        if self._listing and summary:
+            return TyperCommand(cmd_name, help=summary)
+        if cmd_name in OWN:
+            module, _, attribute = OWN[cmd_name][0].partition(":")
+            return _command(cmd_name, getattr(import_module(f"kvweave.cli.{module}"), attribute))
+        plugin = plugins(GROUP).get(cmd_name)
+        if plugin is not None:
+            return _command(cmd_name, plugin.load())
+        if cmd_name in LAB[GROUP]:
+            raise lab_missing(f"`kvweave {cmd_name}`")
+        return None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; commands whose summary is known are not imported for it."""
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+    def _summary(self, name: str) -> str:
+        if name in OWN:
+            return OWN[name][1]
+        return LAB[GROUP].get(name, "") if name in plugins(GROUP) else ""
+
+
+def _command(name: str, target: Any) -> Any:
+    """The command that a Typer app or a function is."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=name)
+        return typer.main.get_group(app).get_command(None, name)  # type: ignore[arg-type]
+    app.command()(target)
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
 
 INTERRUPTED = 130
 

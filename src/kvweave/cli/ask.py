@@ -54,8 +54,7 @@ def ask(
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
-    from kvweave.server.client.choice import choose_server
-    from kvweave.server.client.settings_match import IN_REQUEST
+    from kvweave.server.client.choice import IN_REQUEST, choose_server
 
     ratio, coverage = options.budget(context)
     asked = Asked(question, ratio, coverage, options.top_k, drop_chunks, fresh, explain, quiet=json)

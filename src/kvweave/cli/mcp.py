@@ -49,8 +49,7 @@ def mcp(
     A running server of the same home is used if there is one. Standard output carries the protocol alone.
     """
     from kvweave.errors import MissingExtra
-    from kvweave.server.client.choice import api_keys
-    from kvweave.server.client.settings_match import setting_values
+    from kvweave.server.client.choice import api_keys, setting_values
     from kvweave.server.mcp.sources import HomeSource
 
     try:

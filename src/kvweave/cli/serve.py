@@ -1,11 +1,60 @@
-"""serve: answer over HTTP, with OpenAI's API and routes for knowledge bases."""
+"""serve: answer over HTTP, with OpenAI's API and routes for knowledge bases. Every setting is an option here."""
 
-from typing import Any, Final
+import dataclasses
+import typing
+from collections.abc import Collection
+from typing import Annotated, Any, Final
 
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.setting_options import setting_options, values
+from kvweave.cli.options import size_bytes
+from kvweave.config import Config, environment_variable
+from kvweave.setting_help import meanings
+
+_SIZES = "_bytes"
+"""Settings with such a name are sizes, which the command line takes as text too: 20GB."""
+
+
+def setting_options(without: Collection[str]) -> Any:
+    """Return a dataclass with an option for every setting but those in `without`; None: not given."""
+    fields = []
+    for component in _components():
+        hints, texts = typing.get_type_hints(component), meanings(component)
+        for each in dataclasses.fields(component):
+            if each.name not in without:
+                fields.append((each.name, _declaration(each, hints[each.name], texts[each.name]), None))
+    return dataclasses.make_dataclass("SettingOptions", fields, frozen=True, kw_only=True)
+
+
+def values(options: Any) -> dict[str, Any]:
+    """Return what was given, as `read_config` takes it."""
+    found = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
+    return {
+        name: size_bytes(value) if name.endswith(_SIZES) and isinstance(value, str) else value
+        for name, value in found.items()
+    }
+
+
+def _components() -> list[Any]:
+    parts = [each.default_factory for each in dataclasses.fields(Config)]
+    return [part for part in parts if dataclasses.is_dataclass(part)]
+
+
+def _declaration(field: Any, hint: Any, text: str) -> Any:
+    kind = next(each for each in (bool, int, float, str) if each is hint or each in typing.get_args(hint))
+    flag = field.name.replace("_", "-")
+    spelled = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
+    default = "" if field.default is None else f" Default: {_spelled(field.default)}."
+    option = typer.Option(spelled, envvar=environment_variable(field.name), help=text + default)
+    return Annotated[(str if field.name.endswith(_SIZES) else kind) | None, option]
+
+
+def _spelled(default: object) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return f"{default:,}" if isinstance(default, int) and default >= 10**6 else f"{default}"
+
 
 SHARED: Final = (
     *opt.KB,

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kvweave.database import Database
-from kvweave.errors import StoreError
+from kvweave.errors import InvalidRequest, StoreError
 from kvweave.kvstore import orphans
 from kvweave.kvstore.capacity import Capacity, check_limit
 from kvweave.kvstore.catalog import Catalog, UsageCounters
@@ -16,12 +17,32 @@ from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.shared_catalog import SharedCatalog
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 from kvweave.kvstore.tiers.disk import DiskTier, EntryFiles
-from kvweave.kvstore.tiers.factory import open_remote_tier
-from kvweave.kvstore.tiers.leases import Pins
-from kvweave.kvstore.tiers.loading import Loader
+from kvweave.kvstore.tiers.loading import Loader, Pins
 from kvweave.kvstore.tiers.memory import HostTier
+from kvweave.kvstore.tiers.object_store import ObjectTier
+from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier, ReplicationThread
+from kvweave.kvstore.tiers.tier import RemoteTier
 from kvweave.kvstore.tiers.tiered import TieredStore
+
+
+def open_remote_tier(url: str, namespace: str) -> RemoteTier:
+    """Return the tier at an address, for one namespace; sends no request yet.
+
+    Args:
+        url: see `RedisTier` and `ObjectTier`.
+        namespace: entries of other namespaces are never seen.
+
+    Raises:
+        MissingExtra: the client for this kind of server is not installed.
+        InvalidRequest: no such kind of address.
+    """
+    scheme = urlsplit(url).scheme
+    if not scheme:
+        raise InvalidRequest(
+            f"{url!r} is no address of a shared tier; write for example redis://host:6379/0 or s3://bucket/prefix"
+        )
+    return RedisTier(url, namespace) if scheme in SCHEMES else ObjectTier(url, namespace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ always fits, and prefix matching needs no care for merges. Text from documents a
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Unigram
 
-from kvweave.errors import PromptTooLong
+from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models.chat_template import (
     ANSWER_LEAD,
     DEFAULT_SYSTEM,
@@ -28,6 +28,7 @@ from kvweave.types import Message, Prompt, ReplyFormat, Span, TokenizedPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 __all__ = ["ANSWER_LEAD", "DEFAULT_SYSTEM", "QUESTION_LEAD", "SEPARATOR", "PlainTokenizer", "PromptTemplate"]
 
@@ -350,3 +351,42 @@ def check_length(context_tokens: int, model: str, prompt_tokens: int, new_tokens
             f"{context_tokens} of {model}; shorten the question, use fewer or shorter "
             "chunks (--top-k, --drop-chunks), or allow fewer answer tokens (--max-new-tokens)"
         )
+
+
+BLOCK_TOKENS: Final = 128
+"""Tokens of a block. A block is one entry of the store: smaller ones find more, and cost more look-ups and writes."""
+
+
+def chat_in_blocks(
+    template: "PromptTemplate", messages: Sequence[Message], *, think: bool = False
+) -> TokenizedPrompt:
+    """Return a chat as blocks; raises InvalidRequest if there is nothing to answer or the template refuses the messages.
+
+    Blocks have a fixed length, so that a later prompt that begins with the same tokens finds their KV, whatever the tokens
+    mean (vLLM's automatic prefix caching, with larger blocks).
+    """
+    if not messages or messages[-1].role == "assistant":
+        raise InvalidRequest("the chat has nothing to answer: let its last message be the user's")
+    ids, reply = template.render_chat(messages, think=think)
+    return _in_blocks(ids, reply)
+
+
+def text_in_blocks(template: "PromptTemplate", text: str) -> TokenizedPrompt:
+    """Return a text as blocks, its reply to be read as it is; raises InvalidRequest if there is nothing to continue."""
+    ids = template.text_ids(text)
+    if not ids:
+        raise InvalidRequest(
+            "the prompt is empty, and the model has no token that begins a text: give some text"
+        )
+    return _in_blocks(ids, ReplyFormat(thoughts="none"))
+
+
+def _in_blocks(ids: Sequence[int], reply: ReplyFormat) -> TokenizedPrompt:
+    """Return ids, one at least, cut into blocks; the last one, which always has tokens, is the question span."""
+    last = (len(ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    blocks = [
+        Span("chunk", start, start + BLOCK_TOKENS, number)
+        for number, start in enumerate(range(0, last, BLOCK_TOKENS))
+    ]
+    spans = (Span("system", 0, 0), *blocks, Span("question", last, len(ids)))
+    return TokenizedPrompt(tuple(ids), spans, (last, len(ids)), reply)

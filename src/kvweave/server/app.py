@@ -1,23 +1,26 @@
 """The application: its routes, and what every request passes through before it reaches one."""
 
-from typing import Final
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvweave import __version__
 from kvweave.server import errors, operations
-from kvweave.server.bases import caches, conversations, document_route, upload_route
-from kvweave.server.bases import routes as knowledge_bases
+from kvweave.server.bases import conversations, routes, upload_route
+from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.openai import chat, completions, embeddings, models, responses
 from kvweave.server.openai.kb_paths import KnowledgeBasePaths
 from kvweave.server.openai.replies import CACHE_HEADER
-from kvweave.server.page_route import mount_page
-from kvweave.server.process.binding import split
 from kvweave.server.process.limits import BodyLimits
-from kvweave.server.process.readiness import Readiness
 from kvweave.server.process.request_log import ID_HEADER, RequestLog
 from kvweave.server.process.security import Access
+from kvweave.server.process.serve import split
 from kvweave.server.services import Services
 
 ROUTERS: Final = tuple(
@@ -28,11 +31,9 @@ ROUTERS: Final = tuple(
         responses,
         embeddings,
         models,
-        knowledge_bases,
+        routes,
         conversations,
         upload_route,
-        document_route,
-        caches,
         operations,
     )
 )
@@ -65,3 +66,61 @@ def create_app(services: Services) -> FastAPI:
 
 def _is_upload(method: str, path: str) -> bool:
     return method == "POST" and path.startswith("/v1/kb/") and path.endswith("/documents")
+
+
+PAGE: Final = Path(str(files("kvweave.server"))) / "page"
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # a browser asks whether a file has changed: an update of kvweave shows at once
+}
+
+
+class PageFiles(StaticFiles):
+    """The page's files."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Return a file with the page's headers, or that it has not changed."""
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+def mount_page(app: FastAPI) -> None:
+    """Serve the page of this package."""
+    app.mount("/static", PageFiles(directory=PAGE), name="static")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
+
+
+_ALWAYS_ANSWERED: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
+"""Paths that need no model, beside the page's files."""
+
+
+class Readiness:
+    """ASGI middleware: answers 503 while the server is not ready."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        reason = None if scope["type"] != "http" or _is_open(scope["path"]) else self._reason()
+        if reason is None:
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
+        await error.response()(scope, receive, send)
+
+    def _reason(self) -> str | None:
+        if self._services.draining:
+            return "the server is ending"
+        return None if self._services.serving.ready else "the model is being loaded"
+
+
+def _is_open(path: str) -> bool:
+    return path in _ALWAYS_ANSWERED or path.startswith("/static/")

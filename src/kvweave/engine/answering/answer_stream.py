@@ -1,16 +1,17 @@
 """An answer on its way to the caller, piece by piece; also one that is already there, in the answer cache.
 
-Imports no code that runs models: a cached answer needs none.
+Imports no code that runs models: a cached answer needs none, and what became of each token is
+read only for who asks.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.engine.answering.cached_answers import CachedAnswers
 from kvweave.errors import InvalidRequest
-from kvweave.results import Answer, ExplainedToken, Piece, Prefill
+from kvweave.results import Answer, ExplainedToken, Piece, Plan, Prefill, TokenOrigin
 from kvweave.types import TokenizedPrompt
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ class AnswerStream:
 
     def explain(self) -> tuple[ExplainedToken, ...]:
         """Return every token of the prompt with the origin of its KV; raises as `answer` does."""
-        from kvweave.engine.answering.explanation import explain
-
         return explain(self._finished, self._tokenizer)
 
     @property
@@ -94,3 +93,47 @@ def answer_from_cache(
     yield Piece(whole.text)
     cached.record_hit(found, question, vector)
     return Answered(whole, TokenizedPrompt((), (), (0, 0)), None)
+
+
+_BROKEN = "\ufffd"  # what the bytes of an unfinished character decode to
+_WINDOW_TOKENS = 8  # a tokenizer that looks at earlier tokens looks no further back
+
+
+def explain(answered: Answered, tokenizer: Any) -> tuple[ExplainedToken, ...]:
+    """Return one entry per prompt token, in order; the texts joined are the prompt's."""
+    ids = answered.prompt.token_ids
+    recomputed = frozenset(() if answered.selected is None else answered.selected.tolist())
+    origins = _origins(answered.answer.plan, recomputed)
+    scored = (
+        {}
+        if answered.scores is None
+        else dict(zip(*(each.tolist() for each in answered.scores), strict=True))
+    )
+    scores = map(scored.get, range(len(ids)))
+    return tuple(map(ExplainedToken, ids, _texts(ids, tokenizer), origins, scores))
+
+
+def _origins(plan: Plan, recomputed: frozenset[int]) -> Iterator[TokenOrigin]:
+    for span in plan.spans:
+        for position in range(span.start, span.end):
+            yield "recomputed" if position in recomputed else span.origin
+
+
+def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
+    """Yield what each token adds to the decoded text; an unfinished character comes with the token that ends it."""
+    done = 0  # tokens whose text was yielded
+    for end in range(1, len(ids) + 1):
+        start = max(0, done - _WINDOW_TOKENS)
+        before, now = _decode(ids[start:done], tokenizer), _decode(ids[start:end], tokenizer)
+        unfinished = now.endswith(_BROKEN) and end < len(ids) and end - done < _WINDOW_TOKENS
+        if unfinished or not now.startswith(before):
+            yield "" if unfinished else _decode(ids[done:end], tokenizer)
+        else:
+            yield now[len(before) :]
+        if not unfinished:
+            done = end
+
+
+def _decode(ids: Sequence[int], tokenizer: Any) -> str:
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return str(text)

@@ -1,24 +1,26 @@
-"""The way of a question before any model: check it, complete its options, look it up in the answer cache.
+"""The way of a question around the model: its options and the answer cache before, a check of what is said behind.
 
 A question that is cached in these words is answered without the code that runs models, whose import takes many times as
 long; it is imported for the others.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.records import AnswerSettings, Vector
-from kvweave.engine.answering.answer_stream import AnswerStream, Events, answer_from_cache
+from kvweave.engine.answering.answer_stream import Answered, AnswerStream, Events, answer_from_cache
 from kvweave.engine.answering.cached_answers import CachedAnswers
 from kvweave.engine.answering.settings import CallOptions, Settings
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 from kvweave.index.documents import DocumentTable
+from kvweave.predict.filters import content_stems, is_answerable, is_non_answer, is_supported
+from kvweave.results import Piece
 from kvweave.types import NOTHING_SAID, Prompt, Said
 
 if TYPE_CHECKING:
@@ -110,9 +112,7 @@ class Asker:
         """Return the answer as it comes, or where the settings say so, once the passages were seen to hold it."""
         if not self.settings.config.answers.check_answers:
             return pieces
-        from kvweave.engine.answering.answer_check import only_held
-
-        return only_held(pieces, question)
+        return held_by_passages(pieces, question)
 
     def checked(self, question: str) -> tuple[str, int]:
         """Return a question as valid text, and how many chunks the knowledge base holds."""
@@ -136,3 +136,44 @@ def _is_all(question: str, said: Said) -> bool:
         earlier = "\n".join(message.text for message in said.earlier)
         return not said.instruction and stands_alone(question, earlier)
     return not said.instruction
+
+
+NOT_FOUND: Final = "The documents do not say."
+_YES: Final = frozenset({"yes"})  # "no" is no content word anyway
+
+
+def held_by_passages(events: Events, question: str) -> Events:
+    """Yield an answer's events, its text held back until it is whole: the text, or NOT_FOUND in its place.
+
+    The check goes by words and knows no meaning. It finds what is made up, and questions about names and numbers that are in
+    no passage; an answer taken from the wrong passage passes.
+    """
+    held = []
+    with closing(events):
+        while True:
+            try:
+                event = next(events)
+            except StopIteration as end:
+                answered: Answered = end.value
+                break
+            if isinstance(event, Piece):
+                held.append(event)
+            else:
+                yield event
+    answer = answered.answer
+    if holds(question, answer.text, [source.text for source in answer.sources]):
+        yield from held
+        return answered._replace(answer=replace(answer, supported=True))
+    yield Piece(NOT_FOUND)
+    return answered._replace(answer=replace(answer, text=NOT_FOUND, supported=False))
+
+
+def holds(question: str, answer: str, passages: Sequence[str]) -> bool:
+    """Return whether passages hold the names and numbers of a question, and what an answer says beyond it.
+
+    An answer that says nothing beyond its question, such as a bare "yes", passes.
+    """
+    if is_non_answer(answer) or not is_answerable(question, passages):
+        return False
+    beyond = content_stems([answer]) - content_stems([question]) - _YES
+    return not beyond or is_supported(question, answer, passages)

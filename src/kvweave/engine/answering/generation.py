@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.answering.logprobs import LogprobRecorder
 from kvweave.engine.answering.reply_reader import ReplyReader, ReplyText
 from kvweave.engine.answering.sampling import Sampling
 from kvweave.engine.answering.speculative import PromptLookupDrafter, SpeculativeDecoder
@@ -22,7 +22,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.recipes.snapshots import SnapshotResult
-from kvweave.results import DecodeStats, FinishReason, TokenLogprob
+from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
 from kvweave.types import ReplyFormat
 
 _ANY_FORMAT = ReplyFormat()
@@ -334,3 +334,44 @@ class Sampler:
         empty = torch.empty(1, 0, dtype=torch.long, device=logits.device)
         weights = self._warp(empty, logits.float()).softmax(dim=-1)
         return int(torch.multinomial(weights, 1, generator=self._random))
+
+
+_WINDOW_TOKENS: Final = 8  # a tokenizer that looks at earlier tokens looks no further back
+
+
+class LogprobRecorder:
+    """Records a reply's tokens as they are chosen.
+
+    Args:
+        tokenizer: the model's.
+        count: how many of the likeliest tokens to record at each place.
+    """
+
+    def __init__(self, tokenizer: Any, count: int) -> None:
+        self._tokenizer, self._count = tokenizer, count
+        self.tokens: list[TokenLogprob] = []
+
+    def record(self, before: Sequence[int], token: int, logits: Tensor) -> None:
+        """Record the token that was chosen by logits (1, vocab) after the tokens `before`, of the reply alone.
+
+        The softmax is over the model's own logits, in float32.
+        """
+        logprobs = logits[0].float().log_softmax(dim=-1)  # (vocab,)
+        values, ids = logprobs.topk(min(self._count, logprobs.numel()))
+        window = before[-_WINDOW_TOKENS:]
+        likeliest = tuple(
+            LikelyToken(other, self._added(window, other), value)
+            for other, value in zip(ids.tolist(), values.tolist(), strict=True)
+        )
+        self.tokens.append(TokenLogprob(token, self._added(window, token), float(logprobs[token]), likeliest))
+
+    def _added(self, before: Sequence[int], token: int) -> str:
+        """Return what a token adds to the text before it."""
+        text, longer = self._decode(before), self._decode([*before, token])
+        return longer[len(text) :] if longer.startswith(text) else self._decode([token])
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)

@@ -1,4 +1,4 @@
-"""/v1/kb: knowledge bases and their documents, and questions to them."""
+"""/v1/kb: knowledge bases and their documents, questions to them, and what is stored for them."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,10 +9,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from kvweave.engine.answering.completions import CompletionRequest, Finished
+from kvweave.engine.background.status import idle_status
+from kvweave.engine.documents.passages import document_text
 from kvweave.engine.facts import facts
+from kvweave.engine.knowledge_base import KnowledgeBase
+from kvweave.errors import PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
+from kvweave.server.bases.uploads import shown
 from kvweave.server.errors import ApiError
 from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.openai import replies
@@ -201,3 +206,50 @@ class AskStream:
     def failed(self, error: BaseException) -> Iterator[bytes]:
         """Yield the error."""
         yield error_event(error, "error")
+
+
+@router.get("/{name}/documents")
+async def document(
+    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
+) -> dict[str, Any]:
+    """Return a document's text; the offsets of an answer's sources count its characters."""
+
+    def read() -> dict[str, Any]:
+        with tenant(request).bases.using(name) as base:
+            for each in base.documents():
+                if source in (each.source, shown(each.source)):
+                    text = document_text(base, each.source)
+                    return {"source": shown(each.source), "title": each.title, "text": text}
+        raise PathNotFound(f"no document of knowledge base {name!r} is called {source!r}")
+
+    return await in_thread(read)
+
+
+MOST_PREDICTED = 100
+
+
+@router.get("/{name}/caches")
+async def caches(request: Request, name: str) -> dict[str, Any]:
+    """Return sizes by kind and tier, hit rates, and what background work has predicted."""
+    of = tenant(request)
+
+    def read() -> dict[str, Any]:
+        with of.bases.using(name) as base:
+            return _stored(base)
+
+    recent = services(request).history.of(of.name, name)
+    return {"name": name, **await in_thread(read), "recent": facts(recent)}
+
+
+def _stored(base: KnowledgeBase) -> dict[str, Any]:
+    stats = base.store.stats()
+    looked_up = stats.hits + stats.misses
+    predictions, status = base.predictions.predicted.totals(), idle_status(base)
+    return {
+        "kv": {**facts(stats), "hit_rate": stats.hits / looked_up if looked_up else None},
+        "answers": facts(base.answers.totals()),
+        "predictions": {**facts(predictions), "given_per_question": predictions.given_per_question},
+        "predicted_questions": facts(base.predictions.predicted.latest(MOST_PREDICTED)),
+        "background": facts(base.background_budget.totals()),
+        "idle": {**facts(status), "reasons": list(status.reasons)},
+    }

@@ -4,9 +4,11 @@ Light to import: no model library, no HTTP library.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from kvweave.config import Config
 from kvweave.errors import ServerError
 from kvweave.server.process.discovery import find_server
 
@@ -62,7 +64,6 @@ def choose_server(config: "Config", in_request: tuple[str, ...]) -> ServerChoice
         return ServerChoice()
     choice = ServerChoice(found.url)
     from kvweave.server.client.client import ServerClient
-    from kvweave.server.client.settings_match import cannot_honour, differences, setting_values
 
     mine = setting_values(config)
     try:
@@ -83,8 +84,6 @@ def preparing_server(config: "Config", kb: str) -> str:
     Returns an empty text if there is none, or if it does not: it does no idle work, has another model, or prepares chunks in
     another way.
     """
-    from kvweave.server.client.settings_match import IN_REQUEST
-
     choice = choose_server(config, IN_REQUEST)
     if choice.client is None:
         return ""
@@ -100,3 +99,56 @@ def api_keys(settings: Mapping[str, Any]) -> list[str]:
     """Return the API keys of the setting, which may name several, separated by commas."""
     keys = str(settings["api_key"] or "").split(",")
     return [key.strip() for key in keys if key.strip()]
+
+
+IN_REQUEST: Final = (
+    "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think",
+)  # fmt: skip
+"""Settings that a request for one answer can carry."""
+
+_OF_KNOWLEDGE_BASE: Final = ("model", "dtype", "weights", "embedding_model", "system")
+"""Settings whose default is what the knowledge base was made with: the server refuses a knowledge base of another."""
+
+_OF_PROCESS: Final = (
+    "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes", "answer_error_bound",
+    "check_answers",
+)  # fmt: skip
+_OF_MACHINE: Final = ("device", "shared")
+"""Settings that say where something is computed or stored: without one, the server's will do."""
+
+
+def setting_values(config: Config) -> dict[str, Any]:
+    """Return all settings by name; `home` is none."""
+    values: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            values |= {each.name: getattr(value, each.name) for each in fields(value)}
+        elif item.name != "home":
+            values[item.name] = value
+    return values
+
+
+def differences(mine: Mapping[str, Any], servers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that shape an answer and differ from the server's; IN_REQUEST ones can go with a request.
+
+    `mine` and `servers` are settings by name. A server that does not name a setting is of another version: it differs.
+    """
+    defaults = setting_values(Config(home=Path()))
+    differing = {}
+    for name in (*IN_REQUEST, *_OF_KNOWLEDGE_BASE, *_OF_PROCESS, *_OF_MACHINE):
+        leaves_it = name in (*_OF_KNOWLEDGE_BASE, *_OF_MACHINE) and mine[name] == defaults[name]
+        if name not in servers or (mine[name] != servers[name] and not leaves_it):
+            differing[name] = mine[name]
+    return differing
+
+
+def cannot_honour(differing: Mapping[str, Any], in_request: tuple[str, ...]) -> str:
+    """Return why a server cannot honour settings that differ from its own, or an empty text if it can.
+
+    It can honour those in `in_request`, but not that one is left to its default.
+    """
+    for name, value in differing.items():
+        if name not in in_request or value is None:
+            return f"its {name} is another one" if value is None else f"its {name} is not {value!r}"
+    return ""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvweave.config import Config
 from kvweave.errors import ServerRefused, ServerUnavailable
 from kvweave.results import Answer
-from kvweave.server.client.choice import ServerChoice, choose_server
-from kvweave.server.client.settings_match import IN_REQUEST
+from kvweave.server.client.choice import IN_REQUEST, ServerChoice, choose_server
 
 if TYPE_CHECKING:
     from kvweave.engine.knowledge_base import KnowledgeBase

@@ -1,16 +1,139 @@
 """POST /v1/responses, for text; nothing is stored, so a response cannot be fetched or continued later."""
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field
 
-from kvweave.server.events import collect, stream
+from kvweave.engine.answering.completions import CompletionRequest, Finished
+from kvweave.results import AnswerCacheUse, Piece, TokenLogprob
+from kvweave.server.errors import api_error
+from kvweave.server.events import collect, sse, stream
 from kvweave.server.openai import replies
-from kvweave.server.openai.response_events import ResponseStream
-from kvweave.server.openai.response_fields import ResponseFields
-from kvweave.server.openai.response_object import ResponseObject
+from kvweave.server.openai.fields import (
+    ANY,
+    Fields,
+    NonEmpty,
+    Role,
+    SampledFields,
+    StreamOptions,
+    Text,
+    Tokens,
+    sampling,
+)
+from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, check_model, services, start
+from kvweave.types import Message
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputText(Fields):
+    """A part of a message; there are no others than text."""
+
+    neutral: ClassVar = {"annotations": (ANY,), "logprobs": (ANY,)}
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class InputMessage(Fields):
+    """One message of the conversation so far."""
+
+    neutral: ClassVar = {"id": (ANY,), "status": (ANY,), "phase": (ANY,)}
+    type: Literal["message"] = "message"
+    role: Role
+    content: Text | Annotated[list[InputText], Field(min_length=1)]
+
+    @property
+    def message(self) -> Message:
+        """The message as the engine takes it."""
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, str):
+            return Message(role, self.content)
+        return Message(role, "".join(part.text for part in self.content))
+
+
+class TextFormat(Fields):
+    """What form the text has: none."""
+
+    type: Literal["text"] = "text"
+
+
+class TextOptions(Fields):
+    """How the text looks."""
+
+    neutral: ClassVar = {"verbosity": ("medium",)}
+    format: TextFormat | None = None
+
+
+class Reasoning(Fields):
+    """Whether a reasoning model thinks first."""
+
+    neutral: ClassVar = {"summary": (), "generate_summary": ()}
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class ResponseFields(SampledFields):
+    """A request for a response."""
+
+    neutral: ClassVar = {
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "max_tool_calls": (ANY,),
+        "parallel_tool_calls": (ANY,),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_cache_key": (ANY,),
+        "prompt_cache_retention": (ANY,),
+        "safety_identifier": (ANY,),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "truncation": ("disabled",),
+        "user": (ANY,),
+    }
+    input: NonEmpty | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000)]
+    instructions: Text | None = None
+    max_output_tokens: Tokens | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[Text, Text] | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, the instructions first."""
+        if isinstance(self.input, str):
+            said: tuple[Message, ...] = (Message("user", self.input),)
+        else:
+            said = tuple(each.message for each in self.input)
+        return (Message("system", self.instructions), *said) if self.instructions else said
+
+    def request(self, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
+        """Return the engine's request; `defaults` are the settings of generation."""
+        wanted = self.top_logprobs is not None or LOGPROBS in (self.include or ())
+        effort = self.reasoning.effort if self.reasoning else None
+        return CompletionRequest(
+            messages=self.messages,
+            documents=self.caller_documents(),
+            kb=self.kb,
+            generation=sampling(
+                defaults,
+                most=self.max_output_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                logprobs=(self.top_logprobs or 0) if wanted else None,
+                think=None if effort is None else effort not in ("none", "minimal"),
+            ),
+            **self.options(cache),
+        )
+
 
 router = APIRouter()
 
@@ -35,3 +158,148 @@ async def responses(request: Request, fields: ResponseFields) -> Response:
     (finished,) = replies.finished(events)
     body: dict[str, Any] = built.finished(finished, replies.tokens(events, 0))
     return JSONResponse(body, headers=replies.headers(events))
+
+
+class ResponseObject:
+    """The response to one request; `model` is the name of the one that answers."""
+
+    def __init__(self, fields: ResponseFields, model: str) -> None:
+        self.item_id = replies.new_id("msg_")
+        self._head: dict[str, Any] = {
+            "id": replies.new_id("resp_"),
+            "object": "response",
+            "created_at": replies.now_s(),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "metadata": fields.metadata or {},
+            "model": model,
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": fields.reasoning.effort if fields.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": fields.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_logprobs": fields.top_logprobs or 0,
+            "top_p": fields.top_p,
+            "truncation": "disabled",
+        }
+
+    def unfinished(self) -> dict[str, Any]:
+        """Return the response before its answer."""
+        return {**self._head, "status": "in_progress", "output": [], "usage": None}
+
+    def failed(self, code: str | None, message: str) -> dict[str, Any]:
+        """Return the response that has failed."""
+        error = {"code": code or "server_error", "message": message}
+        return {**self.unfinished(), "status": "failed", "error": error}
+
+    def finished(self, finished: Finished, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the whole response; one that reached its greatest length is incomplete."""
+        cut = finished.answer.finish_reason == "length"
+        counted = replies.usage([finished])
+        return {
+            **self._head,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [self.item(self.part(finished.text, tokens), "incomplete" if cut else "completed")],
+            "usage": {
+                "input_tokens": counted["prompt_tokens"],
+                "input_tokens_details": counted["prompt_tokens_details"],
+                "output_tokens": counted["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": counted["total_tokens"],
+            },
+            "timings": replies.timings(finished),
+            "kvweave": replies.kvweave(finished),
+        }
+
+    def item(self, part: dict[str, Any] | None, status: str) -> dict[str, Any]:
+        """Return the message that the output consists of; None: nothing is in it yet."""
+        content = [] if part is None else [part]
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def part(self, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the message's text."""
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs(tokens)}
+
+
+def logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return log probabilities as this route writes them."""
+    return [replies.token_logprob(each) for each in tokens]
+
+
+class ResponseStream:
+    """Streams a response; each event has the number after the one before it."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
+        self._number = 0
+        self._in_message = False
+        self._begun = False
+        self._text = ""
+        self._tokens: list[TokenLogprob] = []
+
+    def event(self, of: ChoiceEvent) -> Iterator[bytes]:
+        """Yield what one event adds."""
+        if not self._begun:
+            self._begun = True
+            for name in ("created", "in_progress"):
+                yield self._send(f"response.{name}", response=self._response.unfinished())
+        if isinstance(of.event, Piece):
+            yield from self._begin_message()
+            yield from self._delta(of.event)
+        elif isinstance(of.event, Finished):
+            yield from self._begin_message()
+            yield from self._end_message(of.event)
+
+    def end(self) -> Iterator[bytes]:
+        """Nothing follows the finished response."""
+        yield from ()
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        """Yield the failed response."""
+        found = api_error(error)
+        yield self._send("response.failed", response=self._response.failed(found.code, found.message))
+
+    def _begin_message(self) -> Iterator[bytes]:
+        if self._in_message:
+            return
+        self._in_message = True
+        item = self._response.item(None, "in_progress")
+        yield self._send("response.output_item.added", output_index=0, item=item)
+        yield self._in_part("response.content_part.added", part=self._response.part("", ()))
+
+    def _delta(self, piece: Piece) -> Iterator[bytes]:
+        self._text += piece.text
+        self._tokens += piece.tokens
+        if piece.text or piece.tokens:
+            yield self._in_part(
+                "response.output_text.delta", delta=piece.text, logprobs=logprobs(piece.tokens)
+            )
+
+    def _end_message(self, finished: Finished) -> Iterator[bytes]:
+        whole = self._response.finished(finished, self._tokens)
+        (item,) = whole["output"]
+        (part,) = item["content"]
+        yield self._in_part("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
+        yield self._in_part("response.content_part.done", part=part)
+        yield self._send("response.output_item.done", output_index=0, item=item)
+        yield self._send(f"response.{whole['status']}", response=whole)
+
+    def _in_part(self, kind: str, **fields: Any) -> bytes:
+        return self._send(kind, item_id=self._response.item_id, output_index=0, content_index=0, **fields)
+
+    def _send(self, kind: str, **fields: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return sse(data, kind)

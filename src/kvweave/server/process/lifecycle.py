@@ -1,24 +1,64 @@
 """The server's life in its process: it listens, loads, answers, and ends without losing a request."""
 
 import asyncio
+import json
 import logging
+import os
 import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 
 from kvweave.config import Config
 from kvweave.engine.serving.tenants import Tenants
 from kvweave.server.process.connections import connections_possible, limited
-from kvweave.server.process.gate import Gate
-from kvweave.server.process.systemd import READY, STOPPING, notify
 
 if TYPE_CHECKING:
     from kvweave.server.services import Services
+
+
+RETRY_AFTER_S: Final = 5
+
+
+class Gate:
+    """ASGI application: passes requests to another one as soon as there is one, and answers 503 until then."""
+
+    def __init__(self) -> None:
+        self.app: ASGI3Application | None = None
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Handle a request."""
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _answer_loading(scope["path"], send)
+
+
+async def _answer_loading(path: str, send: ASGISendCallable) -> None:
+    error = {
+        "message": "the model is being loaded",
+        "type": "server_error",
+        "param": None,
+        "code": "not_ready",
+    }
+    body: dict[str, Any] = {"status": "loading"} if path == "/health" else {"error": error}
+    data = json.dumps(body).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(data)),
+        "retry-after": str(RETRY_AFTER_S),
+        "connection": "close",
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 503, "headers": encoded, "trailers": False})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
 
 _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S: Final = 75
@@ -118,3 +158,15 @@ class EndingServer(uvicorn.Server):
             return False
         parts.cancel_all()
         return True
+
+
+READY, STOPPING = "READY=1", "STOPPING=1"
+
+
+def notify(state: str) -> None:
+    """Send a state to the socket that NOTIFY_SOCKET names; does nothing without one. Never raises."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
