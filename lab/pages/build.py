@@ -206,6 +206,7 @@ def main() -> None:
                 results("natural_retrieval.json"),
                 results("languages.json"),
                 results("answer_check.json"),
+                results("natural_answers.json"),
             ),
         ),
         docs / "serving.md": with_parts(

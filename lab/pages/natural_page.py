@@ -19,11 +19,12 @@ def parts(
     retrieved: Result | None,
     asked: Result | None,
     checked: Result | None,
+    answered: Result | None,
 ) -> dict[str, str]:
     """Return the page's parts by the names of their markers; each run is about one length, `ratios` about QCFuse at its own budgets."""
     found = [run for run in runs if run is not None]
-    if not found or not all((ratios, retrieved, asked, checked)):
-        names = ("findings", "recipes", "comparisons", "ratios", "retrieval", "languages", "check")
+    if not found or not all((ratios, retrieved, asked, checked, answered)):
+        names = ("findings", "recipes", "comparisons", "ratios", "retrieval", "languages", "check", "answers")
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
@@ -33,6 +34,7 @@ def parts(
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
         "check": answer_check(checked),
+        "answers": answers(answered),
     }
 
 
@@ -156,6 +158,26 @@ def _recipe(row: Result) -> list[str]:
         _between(row, "nll_recovery", 2),
         _between(row, "same_first", 2),
     ]
+
+
+def answers(found: Result) -> str:
+    """Return how right each recipe's generated answers are, and how often they are full attention's."""
+    against = {one["recipe"]: one for one in found["comparisons"] if one["by"] == _OWN}
+    ours = found["comparisons"][0]["against"].rpartition("+")[2]
+    columns = ("recipe", "F1", "contains a reference", "full attention's answer", f"F1 − `{ours}`")
+    rows = [
+        [
+            f"`{row['recipe']}`",
+            _between(row, "f1"),
+            _between(row, "contains", 2),
+            _between(row, "same_answer", 2),
+            _between(against[row["recipe"]], "f1") if row["recipe"] in against else "–",
+        ]
+        for row in sorted(found["rows"], key=lambda row: -row["same_answer"])
+    ]
+    return "\n".join(
+        [f"{_conditions(found)}:", "", *table(columns, rows), "", "```", found["about"]["command"], "```"]
+    )
 
 
 def comparisons(found: Result) -> str:

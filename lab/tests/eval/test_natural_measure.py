@@ -213,11 +213,11 @@ def test_recovery_and_gap_are_ratios_of_means():
         each
         for prompt, harder in (("a", 0.0), ("b", 2.0))
         for each in (
-            outcome(prompt, "full", 1.0, 1.0 + harder, 0.0, f1=1.0),
+            outcome(prompt, "full", 1.0, 1.0 + harder, 0.0, f1=1.0, answer=f"room {prompt}"),
             outcome(prompt, "no context", None, 5.0 + harder, 3.0, f1=0.0),
             outcome(prompt, "reuse", 0.0, 2.0 + harder, 0.4, f1=0.5),
-            outcome(prompt, "weave", 0.1, 1.25 + harder, 0.1, f1=0.75),
-            outcome(prompt, "epic", 0.1, 1.5 + harder, 0.2, f1=0.75),
+            outcome(prompt, "weave", 0.1, 1.25 + harder, 0.1, f1=0.75, answer="room a"),
+            outcome(prompt, "epic", 0.1, 1.5 + harder, 0.2, f1=0.5),
         )
     ]
     summed = summary_rows(rows, {})
@@ -226,8 +226,11 @@ def test_recovery_and_gap_are_ratios_of_means():
     assert weave.kl_recovery.value == pytest.approx(0.75)
     assert weave.nll_pgr.value == pytest.approx(3.75 / 4)
     assert weave.f1_pgr.value == pytest.approx(0.75)
+    assert weave.same_answer.value == 0.5  # of the two prompts
+    assert next(row for row in summed if row.recipe == "epic").same_answer is None  # its answers are not known
     assert [row.recipe for row in gap(summed, 64)] == ["full", "reuse", "no context"]
     (compared,) = [each for each in comparisons(rows, summed, "weave") if each.by == "own"]
     assert compared.nll.value == pytest.approx(0.25)
     assert compared.nll.low == pytest.approx(0.25)  # paired: how hard the prompts are does not count
     assert compared.kl.value == pytest.approx(0.1)
+    assert compared.f1.value == pytest.approx(-0.25)

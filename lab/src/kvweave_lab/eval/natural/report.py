@@ -133,8 +133,8 @@ def _gap_table(done: NaturalResult) -> Table:
 def _rows_table(rows: Sequence[Row]) -> Table:
     columns = ("recipe", "preparation", "storage", "budget", "B/token", "passes", "computed", "NLL", "KL")
     more = ("1st KL", "same 1st", "NLL rec.", "KL rec.", "PGR")
-    answers = ("F1", "contains", "F1 PGR") if any(row.f1 is not None for row in rows) else ()
-    caption = "± half of the 95 % interval · rec.: share of the gap between reuse and full attention · PGR: of that to no context"
+    answers = ("F1", "contains", "same", "F1 PGR") if any(row.f1 is not None for row in rows) else ()
+    caption = "± half of the 95 % interval · rec.: share of the gap between reuse and full attention · PGR: of that to no context · same: as full attention"
     title = f"{rows[0].context_tokens:,} tokens of context, {rows[0].prompts} prompts"
     table = text_table((*columns, *more, *answers), names=3, title=title, caption=caption)
     for row in rows:
@@ -152,7 +152,8 @@ def _rows_table(rows: Sequence[Row]) -> Table:
             _text(row.first_kl, 4),
             f"{row.same_first.value:.3f}",
             *(_text(share, 2) for share in shares),
-            *((_text(row.f1), _text(row.contains), _text(row.f1_pgr, 2)) if answers else ()),
+            *map(_text, (row.f1, row.contains, row.same_answer) if answers else ()),
+            *((_text(row.f1_pgr, 2),) if answers else ()),
         )
     return table
 

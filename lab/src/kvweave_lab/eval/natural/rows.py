@@ -47,6 +47,7 @@ class Row:
         same_first: share of the prompts with full attention's first token.
         f1: of generated answers; None if there are none.
         contains: share of generated answers that contain a reference; None if there are none.
+        same_answer: share of generated answers that are full attention's, letter by letter; None if there are none.
         nll_recovery: (reuse − recipe) / (reuse − full) of NLL; None if reuse is not worse than full attention.
         kl_recovery: (reuse − recipe) / reuse of KL, since full attention's is 0.
         nll_pgr: (no context − recipe) / (no context − full) of NLL (KVShareArena's performance gap recovered).
@@ -70,6 +71,7 @@ class Row:
     same_first: Estimate
     f1: Estimate | None
     contains: Estimate | None
+    same_answer: Estimate | None
     nll_recovery: Estimate | None
     kl_recovery: Estimate | None
     nll_pgr: Estimate | None
@@ -94,6 +96,7 @@ class Comparison:
         against: with what.
         nll: recipe − against; below 0, the recipe is better.
         kl: the same of KL per answer token.
+        f1: the same of F1; above 0, the recipe is better. None without answers.
     """
 
     by: str
@@ -105,6 +108,7 @@ class Comparison:
     against: str
     nll: Estimate
     kl: Estimate
+    f1: Estimate | None
 
 
 _Value = Callable[[NaturalOutcome], float | None]
@@ -167,6 +171,9 @@ def _compared(
     def difference(value: Callable[[NaturalOutcome], float]) -> Estimate:
         return interval_over_tasks([[value(a) - value(b) for a, b in zip(mine, theirs, strict=True)]])
 
+    pairs = [(a.f1, b.f1) for a, b in zip(mine, theirs, strict=True)]
+    answered = [a - b for a, b in pairs if a is not None and b is not None]
+
     return Comparison(
         by=by,
         group=group,
@@ -177,6 +184,7 @@ def _compared(
         against=other.recipe,
         nll=difference(lambda outcome: outcome.nll),
         kl=difference(lambda outcome: outcome.kl),
+        f1=interval_over_tasks([answered]) if answered else None,
     )
 
 
@@ -232,6 +240,7 @@ def _row(
         same_first=_mean(own, lambda outcome: outcome.same_first),
         f1=_mean_or_none(own, _f1),
         contains=_mean_or_none(own, lambda outcome: outcome.contains),
+        same_answer=_same_answer(own, full),
         nll_recovery=_share(_nll, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
         kl_recovery=_share(_kl, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
         nll_pgr=_share(_nll, alone, own, full),
@@ -258,6 +267,15 @@ def _mean(own: Sequence[NaturalOutcome], value: Callable[[NaturalOutcome], float
 def _mean_or_none(own: Sequence[NaturalOutcome], value: _Value) -> Estimate | None:
     known = [each for each in map(value, own) if each is not None]
     return interval_over_tasks([known]) if known else None
+
+
+def _same_answer(own: Sequence[NaturalOutcome], full: Sequence[NaturalOutcome]) -> Estimate | None:
+    same = [
+        float(a.answer == b.answer)
+        for a, b in zip(own, full, strict=True)
+        if None not in (a.answer, b.answer)
+    ]
+    return interval_over_tasks([same]) if same else None
 
 
 def _share(
