@@ -227,7 +227,9 @@ def test_recovery_and_gap_are_ratios_of_means():
     assert weave.nll_pgr.value == pytest.approx(3.75 / 4)
     assert weave.f1_pgr.value == pytest.approx(0.75)
     assert weave.same_answer.value == 0.5  # of the two prompts
-    assert next(row for row in summed if row.recipe == "epic").same_answer is None  # its answers are not known
+    assert (
+        next(row for row in summed if row.recipe == "epic").same_answer is None
+    )  # its answers are not known
     assert [row.recipe for row in gap(summed, 64)] == ["full", "reuse", "no context"]
     (compared,) = [each for each in comparisons(rows, summed, "weave") if each.by == "own"]
     assert compared.nll.value == pytest.approx(0.25)
