@@ -213,7 +213,7 @@ class MeanPooling:
         """
         import torch
 
-        from kvweave.ops.threads import has_fast_matmul
+        from kvweave.ops.cpu_features import has_fast_matmul
 
         fast = len(texts) >= MANY_WINDOWS and has_fast_matmul(torch.device("cpu"), torch.bfloat16)
         ids: list[list[int]] = self.tokenizer(

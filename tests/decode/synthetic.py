@@ -12,7 +12,7 @@ from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.models.attention import AttentionCall
 from kvweave.models.support import Geometry
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 
 HEADS, WIDTH = 2, 8
 GROUP = 2  # query heads per KV head

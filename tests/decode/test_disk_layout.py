@@ -14,7 +14,7 @@ from kvweave.decode.disk.layout import DualHeadPools, PackedRegions, co_retrieva
 from kvweave.decode.disk.page_file import merge_runs
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.page_cache.frames import FramePool
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 
 
 def test_a_pair_grows_inward_and_neighbours_the_next_pool():

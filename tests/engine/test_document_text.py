@@ -3,15 +3,15 @@
 import pytest
 
 import kvweave
-from kvweave.engine.documents.passages import document_text, joined
+from kvweave.engine.documents.passages import document_text, text_of_passages
 from kvweave.errors import PathNotFound
 from kvweave.samples import DOCUMENTS
 
 
 def test_passages_stand_at_their_offsets():
-    assert joined([(0, "one"), (5, "two"), (7, "o three")]) == "one\n\ntwo three"
-    assert joined([(2, "late")]) == "\n\nlate"
-    assert joined([]) == ""
+    assert text_of_passages([(0, "one"), (5, "two"), (7, "o three")]) == "one\n\ntwo three"
+    assert text_of_passages([(2, "late")]) == "\n\nlate"
+    assert text_of_passages([]) == ""
 
 
 def test_a_document_comes_back_as_it_was_indexed(tmp_path):

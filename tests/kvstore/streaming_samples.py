@@ -13,7 +13,7 @@ from store_samples import ISOLATED, MODEL, chunk, chunk_with_queries, put, quant
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.keys import quantised, with_queries
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.types import ChunkKV, KVProvenance
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 from store_samples import eventually
 
-from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Lease, Loader, Pins
+from kvweave.kvstore.tiers.leases import Lease, Pins
+from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Loader
 
 WITHIN_S = 60.0
 

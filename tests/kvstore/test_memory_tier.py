@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.kvstore.eviction import HALF_LIFE_S
-from kvweave.kvstore.tiers.loading import Pins
+from kvweave.kvstore.tiers.leases import Pins
 from kvweave.kvstore.tiers.memory import MemoryEntry, MemoryTier
 
 NOW_S = 1.8e9

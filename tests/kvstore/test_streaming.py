@@ -41,7 +41,8 @@ from streaming_samples import (
 from kvweave.errors import DamagedEntry
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.kvstore.tiers.loading import THREADS, Lease
+from kvweave.kvstore.tiers.leases import Lease
+from kvweave.kvstore.tiers.loading import THREADS
 from kvweave.kvstore.tiers.tiered import Found, LookUp
 from kvweave.types import KVProvenance
 

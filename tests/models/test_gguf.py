@@ -19,7 +19,7 @@ from kvweave.models.gguf import convert
 from kvweave.models.gguf.families import rope_parameters
 from kvweave.models.gguf.header import Header, TensorEntry
 from kvweave.models.source import gguf_folder
-from kvweave.ops.threads import has_fast_matmul
+from kvweave.ops.cpu_features import has_fast_matmul
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 IDS = torch.randint(3, 260, (1, 90), generator=torch.Generator().manual_seed(1))

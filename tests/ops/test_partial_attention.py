@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 
 G, H, D = 2, 6, 5
 

@@ -15,7 +15,7 @@ from kvweave.errors import TierUnavailable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.tiers import circuit_breaker, remote_reader, streaming
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan

@@ -132,14 +132,14 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 @pytest.mark.parametrize("abstract", [False, True])
 def test_systemd_is_told_when_the_server_is_ready(tmp_path, monkeypatch, abstract):
-    from kvweave.server.process.lifecycle import READY, notify
+    from kvweave.server.process.lifecycle import READY, tell_systemd
 
-    notify(READY)  # without systemd: nothing happens
+    tell_systemd(READY)  # without systemd: nothing happens
     name = f"@kvweave-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind("\0" + name[1:] if abstract else name)
         receiver.settimeout(5)
         monkeypatch.setenv("NOTIFY_SOCKET", name)
-        notify(READY)
+        tell_systemd(READY)
         assert receiver.recv(100) == b"READY=1"
-    notify(READY)  # systemd is gone: no error either
+    tell_systemd(READY)  # systemd is gone: no error either

@@ -142,6 +142,12 @@ def test_help_and_listing_need_no_server_library(tmp_path):
         assert found.stdout.strip() == "[]", words
 
 
+def test_the_port_is_open_before_the_engine_is_imported():
+    code = "import sys, kvweave.server.process.serve; print([m for m in ('fastapi', 'torch', 'transformers', 'lancedb') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
 def test_a_knowledge_base_names_the_models(home):
     import kvweave
     from kvweave.config import read_config

@@ -16,7 +16,7 @@ _SIZES = "_bytes"
 """Settings with such a name are sizes, which the command line takes as text too: 20GB."""
 
 
-def setting_options(without: Collection[str]) -> Any:
+def _setting_options(without: Collection[str]) -> Any:
     """Return a dataclass with an option for every setting but those in `without`; None: not given."""
     fields = []
     for component in _components():
@@ -27,7 +27,7 @@ def setting_options(without: Collection[str]) -> Any:
     return dataclasses.make_dataclass("SettingOptions", fields, frozen=True, kw_only=True)
 
 
-def values(options: Any) -> dict[str, Any]:
+def _given(options: Any) -> dict[str, Any]:
     """Return what was given, as `read_config` takes it."""
     found = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
     return {
@@ -45,12 +45,12 @@ def _declaration(field: Any, hint: Any, text: str) -> Any:
     kind = next(each for each in (bool, int, float, str) if each is hint or each in typing.get_args(hint))
     flag = field.name.replace("_", "-")
     spelled = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-    default = "" if field.default is None else f" Default: {_spelled(field.default)}."
+    default = "" if field.default is None else f" Default: {_default_text(field.default)}."
     option = typer.Option(spelled, envvar=environment_variable(field.name), help=text + default)
     return Annotated[(str if field.name.endswith(_SIZES) else kind) | None, option]
 
 
-def _spelled(default: object) -> str:
+def _default_text(default: object) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
     return f"{default:,}" if isinstance(default, int) and default >= 10**6 else f"{default}"
@@ -68,7 +68,7 @@ SHARED: Final = (
     *opt.OFFLOADING,
     "prediction_stride",
 )
-OtherSettings: Any = setting_options(without=SHARED)
+OtherSettings: Any = _setting_options(without=SHARED)
 
 
 @opt.with_options(
@@ -76,7 +76,7 @@ OtherSettings: Any = setting_options(without=SHARED)
 )
 def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
     """Serve questions over HTTP, with OpenAI's API, a page at / and metrics. Ends on SIGTERM or Ctrl-C."""
-    config = options.config(**values(settings), top_k=options.top_k)
+    config = options.config(**_given(settings), top_k=options.top_k)
     opt.quiet_libraries()
     try:
         from kvweave.server.process.serve import serve as run

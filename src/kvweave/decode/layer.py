@@ -14,7 +14,7 @@ from transformers.cache_utils import CacheLayerMixin
 from kvweave.decode.retriever import Retriever, SinkAttention, TokenBudget
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 
 _BLOCK_ROWS = 256  # appended to the window before its oldest entries leave
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvweave.decode.settings import MIN_ENTRIES, OffloadSettings
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kvweave.config import Config, GenerationConfig, read_config
 from kvweave.engine.active_requests import ActiveRequests
 from kvweave.engine.components import Components
+from kvweave.engine.documents.paths import existing_paths, sources_from
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.once import once
 from kvweave.engine.state import (
@@ -27,7 +28,6 @@ from kvweave.engine.state import (
 )
 from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch
 from kvweave.index.documents import ListedDocument
-from kvweave.index.file_finder import existing_paths, sources_from
 from kvweave.results import AddReport, Answer, AnswerCacheUse, PrepareReport
 from kvweave.types import Message, Prompt, Said
 

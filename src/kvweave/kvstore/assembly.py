@@ -17,7 +17,8 @@ from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.shared_catalog import SharedCatalog
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 from kvweave.kvstore.tiers.disk import DiskTier, EntryFiles
-from kvweave.kvstore.tiers.loading import Loader, Pins
+from kvweave.kvstore.tiers.leases import Pins
+from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import HostTier
 from kvweave.kvstore.tiers.object_store import ObjectTier
 from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier

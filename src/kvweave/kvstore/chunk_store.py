@@ -19,7 +19,7 @@ from kvweave.kvstore.format import Content
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_tokens
 from kvweave.kvstore.maintenance import StoreMaintenance
 from kvweave.kvstore.reports import TierName
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tiered import Found, LookUp
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_tokens
-from kvweave.kvstore.tiers.loading import Lease, Pins
+from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.warned import WarnedTopics
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 

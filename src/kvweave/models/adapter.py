@@ -15,13 +15,14 @@ from kvweave.models.attention import ATTENTION_NAME, RowPlan, register_attention
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
-from kvweave.models.fingerprint import ModelMemory, fingerprint
+from kvweave.models.fingerprint import fingerprint
 from kvweave.models.forward import continuation_plan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
 from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.pass_schedule import PASS_S
 from kvweave.models.passes import Passes
 from kvweave.models.prompt import PromptTemplate, check_length
+from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.types import ChunkKV, TokenizedPrompt

@@ -14,14 +14,16 @@ from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
-from kvweave.models.fingerprint import TOKENIZER_FACT, ModelMemory, digest_tokenizer
+from kvweave.models.fingerprint import TOKENIZER_FACT, digest_tokenizer
 from kvweave.models.forward import use_few_rows
 from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
+from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
 from kvweave.models.source import gguf_folder
-from kvweave.ops.threads import has_fast_matmul, respect_cpu_limits
+from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.ops.threads import respect_cpu_limits
 from kvweave.plugins import LAB, lab_missing, plugins
 
 _LOG = logging.getLogger(__name__)

@@ -118,7 +118,7 @@ class PassSchedule:
         return min(MOST_ROWS, max(2 * LEAST_PIECE, FIRST_ROWS if rows is None else rows))
 
 
-MEMORY: Final = 0.9
+_EARLIER_WEIGHT: Final = 0.9
 """Weight of the earlier passes when another one is recorded."""
 MOST_EFFICIENT_ROWS: Final = 256
 """More rows are never taken only for the fixed time to be small beside theirs."""
@@ -136,11 +136,11 @@ class PassTime:
 
     def record(self, rows: int, seconds: float) -> None:
         """Add a pass."""
-        self._weight = MEMORY * self._weight + 1
-        self._rows = MEMORY * self._rows + rows
-        self._seconds = MEMORY * self._seconds + seconds
-        self._rows_squared = MEMORY * self._rows_squared + rows * rows
-        self._product = MEMORY * self._product + rows * seconds
+        self._weight = _EARLIER_WEIGHT * self._weight + 1
+        self._rows = _EARLIER_WEIGHT * self._rows + rows
+        self._seconds = _EARLIER_WEIGHT * self._seconds + seconds
+        self._rows_squared = _EARLIER_WEIGHT * self._rows_squared + rows * rows
+        self._product = _EARLIER_WEIGHT * self._product + rows * seconds
 
     def rows_in(self, seconds: float) -> int | None:
         """Return the rows of a pass that takes `seconds`, or as many as take as long as its fixed time; None before a pass."""

@@ -15,8 +15,8 @@ import torch
 
 from kvweave.errors import InvalidRequest, NotEnoughMemory
 from kvweave.machine import available_memory_bytes
+from kvweave.ops.cpu_features import has_fast_matmul
 from kvweave.ops.quantised_linear import packed_bytes
-from kvweave.ops.threads import has_fast_matmul
 
 WeightBits = Literal["full", "int8", "int4"]
 """How many bits a weight of a linear layer has: those of the dtype, 8 or 4."""

@@ -3,6 +3,7 @@
 The text comes from the tokenizer's chat template if it has one, else from a plain layout. Every part, and the separator
 after a chunk, is tokenized on its own and the ids are concatenated. So a chunk has the same ids at every place, stored KV
 always fits, and prefix matching needs no care for merges. Text from documents and users never becomes control tokens.
+A chat, or a text as it is, has no chunks: it is cut into blocks of a fixed length instead.
 """
 
 import json
@@ -353,12 +354,12 @@ def check_length(context_tokens: int, model: str, prompt_tokens: int, new_tokens
         )
 
 
-BLOCK_TOKENS: Final = 128
+_BLOCK_TOKENS: Final = 128
 """Tokens of a block. A block is one entry of the store: smaller ones find more, and cost more look-ups and writes."""
 
 
 def chat_in_blocks(
-    template: "PromptTemplate", messages: Sequence[Message], *, think: bool = False
+    template: PromptTemplate, messages: Sequence[Message], *, think: bool = False
 ) -> TokenizedPrompt:
     """Return a chat as blocks; raises InvalidRequest if there is nothing to answer or the template refuses the messages.
 
@@ -371,7 +372,7 @@ def chat_in_blocks(
     return _in_blocks(ids, reply)
 
 
-def text_in_blocks(template: "PromptTemplate", text: str) -> TokenizedPrompt:
+def text_in_blocks(template: PromptTemplate, text: str) -> TokenizedPrompt:
     """Return a text as blocks, its reply to be read as it is; raises InvalidRequest if there is nothing to continue."""
     ids = template.text_ids(text)
     if not ids:
@@ -383,10 +384,10 @@ def text_in_blocks(template: "PromptTemplate", text: str) -> TokenizedPrompt:
 
 def _in_blocks(ids: Sequence[int], reply: ReplyFormat) -> TokenizedPrompt:
     """Return ids, one at least, cut into blocks; the last one, which always has tokens, is the question span."""
-    last = (len(ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    last = (len(ids) - 1) // _BLOCK_TOKENS * _BLOCK_TOKENS
     blocks = [
-        Span("chunk", start, start + BLOCK_TOKENS, number)
-        for number, start in enumerate(range(0, last, BLOCK_TOKENS))
+        Span("chunk", start, start + _BLOCK_TOKENS, number)
+        for number, start in enumerate(range(0, last, _BLOCK_TOKENS))
     ]
     spans = (Span("system", 0, 0), *blocks, Span("question", last, len(ids)))
     return TokenizedPrompt(tuple(ids), spans, (last, len(ids)), reply)

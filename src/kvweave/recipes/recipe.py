@@ -18,7 +18,7 @@ from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import with_queries
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.fused_cache import FusedCache

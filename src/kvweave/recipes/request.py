@@ -11,7 +11,7 @@ from torch import Tensor
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowPlan
 from kvweave.models.cache_base import PrefixContext

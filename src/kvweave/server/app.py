@@ -12,15 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvweave import __version__
 from kvweave.server import errors, operations
-from kvweave.server.bases import conversations, routes, upload_route
+from kvweave.server.bases import conversations, upload_route
+from kvweave.server.bases import routes as knowledge_bases
 from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.openai import chat, completions, embeddings, models, responses
 from kvweave.server.openai.kb_paths import KnowledgeBasePaths
 from kvweave.server.openai.replies import CACHE_HEADER
+from kvweave.server.process.binding import split
 from kvweave.server.process.limits import BodyLimits
 from kvweave.server.process.request_log import ID_HEADER, RequestLog
 from kvweave.server.process.security import Access
-from kvweave.server.process.serve import split
 from kvweave.server.services import Services
 
 ROUTERS: Final = tuple(
@@ -31,7 +32,7 @@ ROUTERS: Final = tuple(
         responses,
         embeddings,
         models,
-        routes,
+        knowledge_bases,
         conversations,
         upload_route,
         operations,
@@ -45,11 +46,11 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
-    mount_page(app)
+    _mount_page(app)
     errors.install(app)
     # The last one added is the first that a request passes through.
     app.add_middleware(BodyLimits, server=services.config.server, is_upload=_is_upload)
-    app.add_middleware(Readiness, services=services)
+    app.add_middleware(_Readiness, services=services)
     app.add_middleware(Access, services=services)
     if origins := split(services.config.server.cors_origins):
         app.add_middleware(
@@ -68,7 +69,7 @@ def _is_upload(method: str, path: str) -> bool:
     return method == "POST" and path.startswith("/v1/kb/") and path.endswith("/documents")
 
 
-PAGE: Final = Path(str(files("kvweave.server"))) / "page"
+_PAGE: Final = Path(str(files("kvweave.server"))) / "page"
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -76,9 +77,10 @@ _PAGE_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # a browser asks whether a file has changed: an update of kvweave shows at once
 }
+"""With these, a browser lets the page run its own files alone."""
 
 
-class PageFiles(StaticFiles):
+class _PageFiles(StaticFiles):
     """The page's files."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
@@ -88,28 +90,28 @@ class PageFiles(StaticFiles):
         return response
 
 
-def mount_page(app: FastAPI) -> None:
+def _mount_page(app: FastAPI) -> None:
     """Serve the page of this package."""
-    app.mount("/static", PageFiles(directory=PAGE), name="static")
+    app.mount("/static", _PageFiles(directory=_PAGE), name="static")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
+        return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
 
 
-_ALWAYS_ANSWERED: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
+_WITHOUT_MODEL: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
 """Paths that need no model, beside the page's files."""
 
 
-class Readiness:
-    """ASGI middleware: answers 503 while the server is not ready."""
+class _Readiness:
+    """ASGI middleware: answers 503 before the model is loaded, and once the server is ending."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        reason = None if scope["type"] != "http" or _is_open(scope["path"]) else self._reason()
+        reason = None if scope["type"] != "http" or _needs_no_model(scope["path"]) else self._reason()
         if reason is None:
             await self._app(scope, receive, send)
             return
@@ -122,5 +124,5 @@ class Readiness:
         return None if self._services.serving.ready else "the model is being loaded"
 
 
-def _is_open(path: str) -> bool:
-    return path in _ALWAYS_ANSWERED or path.startswith("/static/")
+def _needs_no_model(path: str) -> bool:
+    return path in _WITHOUT_MODEL or path.startswith("/static/")

@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Final
 
 from kvweave.answer_cache.english.dates import fold_dates
+from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.related_words import general_words, related_words
+from kvweave.answer_cache.english.related_words import related_words
 from kvweave.answer_cache.english.spelling import (
     NUMBERS_AND_DATES,
     differ_by_prefix,

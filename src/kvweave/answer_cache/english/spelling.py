@@ -11,8 +11,8 @@ from functools import cache, lru_cache
 from string import ascii_lowercase
 from typing import Final, NamedTuple
 
+from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.related_words import general_words
 from kvweave.languages import ENGLISH, function_words
 
 _WORD: Final = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")

@@ -3,7 +3,8 @@
 from functools import lru_cache
 from typing import Final
 
-from kvweave.answer_cache.english.related_words import general_words, related_words
+from kvweave.answer_cache.english.general_words import general_words
+from kvweave.answer_cache.english.related_words import related_words
 from kvweave.answer_cache.english.spelling import (
     NUMBERS_AND_DATES,
     edits,

@@ -11,9 +11,9 @@ from itertools import combinations, pairwise
 from typing import Final
 
 from kvweave.answer_cache.english.dates import fold_dates
+from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.normalize import strip_frame
-from kvweave.answer_cache.english.related_words import general_words
 from kvweave.answer_cache.english.spelling import is_word
 from kvweave.answer_cache.english.veto_words import (
     ASKED,

@@ -19,8 +19,8 @@ from kvweave.decode.clusters.selection import score_clusters, select_clusters, t
 from kvweave.decode.clusters.table import ClusterTable, layer_keys
 from kvweave.decode.retriever import TokenBudget
 from kvweave.decode.shared_state import SharedState
-from kvweave.ops.attention import PartialAttention
 from kvweave.ops.kmeans import k_means
+from kvweave.ops.partial_attention import PartialAttention
 
 FIRST_CLUSTERS = 4
 """Clusters with which a text without a prompt starts, if the budget lets that many entries stay in the window."""

@@ -18,7 +18,7 @@ from kvweave.decode.page_cache.frames import FrameAllocator
 from kvweave.errors import InvalidRequest
 
 EvictionScores = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-"""One score per cluster, (n,)."""
+"""One score per cluster, (n,); clusters with the largest are evicted first."""
 
 UPDATED_ROWS = 16
 """A cluster counts as recently updated for this many rows; the paper tracks updates as long (Table 2)."""

@@ -19,11 +19,14 @@ from kvweave.decode.page_cache.frames import gather_pages
 from kvweave.decode.retriever import TokenBudget
 from kvweave.decode.shared_state import SharedState
 from kvweave.errors import StoreError
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 
 
 class SequencePages:
-    """Encoded vectors (n, E) of one head; `entry_format` encodes a vector as an entry of two halves."""
+    """Encoded vectors (n, E) of one head in the order of the text, in pages on disk; the last, half-filled page stays in memory.
+
+    `entry_format` encodes a vector as an entry of two halves.
+    """
 
     def __init__(self, file: PageFile, layout: Layout, entry_format: EntryFormat, owner: Owner) -> None:
         self.entry_format = entry_format

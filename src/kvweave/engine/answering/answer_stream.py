@@ -1,7 +1,7 @@
 """An answer on its way to the caller, piece by piece; also one that is already there, in the answer cache.
 
-Imports no code that runs models: a cached answer needs none, and what became of each token is
-read only for who asks.
+Imports no code that runs models: a cached answer needs none. `explain`, for who asks, says what became of each token of
+the prompt.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -96,7 +96,7 @@ def answer_from_cache(
 
 
 _BROKEN = "\ufffd"  # what the bytes of an unfinished character decode to
-_WINDOW_TOKENS = 8  # a tokenizer that looks at earlier tokens looks no further back
+WINDOW_TOKENS = 8  # a tokenizer that looks at earlier tokens looks no further back
 
 
 def explain(answered: Answered, tokenizer: Any) -> tuple[ExplainedToken, ...]:
@@ -123,9 +123,9 @@ def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
     """Yield what each token adds to the decoded text; an unfinished character comes with the token that ends it."""
     done = 0  # tokens whose text was yielded
     for end in range(1, len(ids) + 1):
-        start = max(0, done - _WINDOW_TOKENS)
+        start = max(0, done - WINDOW_TOKENS)
         before, now = _decode(ids[start:done], tokenizer), _decode(ids[start:end], tokenizer)
-        unfinished = now.endswith(_BROKEN) and end < len(ids) and end - done < _WINDOW_TOKENS
+        unfinished = now.endswith(_BROKEN) and end < len(ids) and end - done < WINDOW_TOKENS
         if unfinished or not now.startswith(before):
             yield "" if unfinished else _decode(ids[done:end], tokenizer)
         else:

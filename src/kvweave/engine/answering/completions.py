@@ -12,7 +12,7 @@ from kvweave.engine.answering.kb_question import Assembled
 from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.prompt import chat_in_blocks, text_in_blocks
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.recipes.match import MatchNothing

@@ -1,10 +1,10 @@
-"""Decoding: from the first token's logits to a stream of text."""
+"""Decoding: from the first token's logits to a stream of text, with the log probabilities of its tokens for who asks."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
+from kvweave.engine.answering.answer_stream import WINDOW_TOKENS
 from kvweave.engine.answering.reply_reader import ReplyReader, ReplyText
 from kvweave.engine.answering.sampling import Sampling
 from kvweave.engine.answering.speculative import PromptLookupDrafter, SpeculativeDecoder
@@ -336,9 +337,6 @@ class Sampler:
         return int(torch.multinomial(weights, 1, generator=self._random))
 
 
-_WINDOW_TOKENS: Final = 8  # a tokenizer that looks at earlier tokens looks no further back
-
-
 class LogprobRecorder:
     """Records a reply's tokens as they are chosen.
 
@@ -358,7 +356,7 @@ class LogprobRecorder:
         """
         logprobs = logits[0].float().log_softmax(dim=-1)  # (vocab,)
         values, ids = logprobs.topk(min(self._count, logprobs.numel()))
-        window = before[-_WINDOW_TOKENS:]
+        window = before[-WINDOW_TOKENS:]
         likeliest = tuple(
             LikelyToken(other, self._added(window, other), value)
             for other, value in zip(ids.tolist(), values.tolist(), strict=True)

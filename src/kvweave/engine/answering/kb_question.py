@@ -15,7 +15,7 @@ from kvweave.index.documents import DocumentTable
 from kvweave.index.search import FoundChunk
 from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.snapshot_adapter import LoadedModel, fused
 from kvweave.results import Answer, Source

@@ -24,7 +24,7 @@ from kvweave.engine.answering.generation import Decoded, generate, generate_plai
 from kvweave.engine.answering.kb_question import Assembled, KBQuestion, RequestContext
 from kvweave.engine.answering.settings import AskOptions
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.kvstore.tiers.loading import Lease
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.snapshot_adapter import LoadedModel, SnapshotAdapter, fused

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from kvweave.engine.documents.paths import existing_paths
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest, MissingExtra
-from kvweave.index.file_finder import existing_paths
 from kvweave.results import AddReport
 
 _QUIET_MS: Final = 500

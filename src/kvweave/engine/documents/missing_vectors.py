@@ -14,7 +14,7 @@ from kvweave.engine.components import Components
 from kvweave.engine.documents.preparation import Preparation
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
-from kvweave.ops.threads import has_fast_matmul
+from kvweave.ops.cpu_features import has_fast_matmul
 
 if TYPE_CHECKING:
     from kvweave.engine.background.runner import RequestGuard

@@ -45,10 +45,10 @@ def document_text(base: KnowledgeBase, source: str) -> str:
     version = next((each.version for each in base.documents() if each.source == source), None)
     if version is None:
         raise PathNotFound(f"no document of knowledge base {base.name!r} is called {source!r}")
-    return joined(base._components.index.passages(version))
+    return text_of_passages(base._components.index.passages(version))
 
 
-def joined(passages: Iterable[tuple[int, str]]) -> str:
+def text_of_passages(passages: Iterable[tuple[int, str]]) -> str:
     """Return the text that has each passage at its offset; `passages` in reading order, they may overlap."""
     text = ""
     for start, passage in passages:

@@ -14,7 +14,8 @@ from functools import partial
 from kvweave.errors import DamagedEntry
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import EntryKey
-from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Lease, Load, Loader, Name
+from kvweave.kvstore.tiers.leases import Lease
+from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Load, Loader, Name
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry, RemoteReader
 
 

@@ -8,77 +8,11 @@ The entry's layers are read and verified one by one later on.
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Generic, Literal, Self, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from kvweave.ops.threads import use_one_thread
-
-
-class Lease:
-    """A context manager of one request: keeps its entries from being evicted, and cancels its unused loads at the end.
-
-    To be used in one thread. KV that was found through it stays valid afterwards. It may then be evicted, and layers that have
-    not arrived from a server are read only when they are used.
-    """
-
-    def __init__(self, pins: "Pins") -> None:
-        self._pins = pins
-        self._pinned: list[str] = []
-        self._cancellations: list[Callable[[], None]] = []
-
-    def pin(self, keys: Iterable[str]) -> None:
-        """Keep these entries from being evicted while the lease lasts."""
-        keys = list(keys)
-        self._pins.pin(keys)
-        self._pinned += keys
-
-    def on_close(self, cancel: Callable[[], None]) -> None:
-        """Call `cancel` when the lease ends."""
-        self._cancellations.append(cancel)
-
-    def close(self) -> None:
-        """Cancel the loads and unpin the entries; may be called twice."""
-        cancellations, self._cancellations = self._cancellations, []
-        pinned, self._pinned = self._pinned, []
-        for cancel in cancellations:
-            cancel()
-        self._pins.unpin(pinned)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Pins:
-    """Counts, for every entry, the requests of this process that use it. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._guard = threading.Lock()
-
-    def pin(self, keys: Iterable[str]) -> None:
-        """Add one request that uses these."""
-        with self._guard:
-            self._counts.update(keys)
-
-    def unpin(self, keys: Iterable[str]) -> None:
-        """Remove one request that used these."""
-        with self._guard:
-            self._counts.subtract(keys)
-            self._counts = +self._counts
-
-    def in_use(self) -> frozenset[str]:
-        """Return the keys that are pinned now."""
-        with self._guard:
-            return frozenset(self._counts)
-
 
 _LOG = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from kvweave.kvstore.orphans import relist
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.fetching import Fetcher
-from kvweave.kvstore.tiers.loading import Lease, Loader, Pins
+from kvweave.kvstore.tiers.leases import Lease, Pins
+from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier

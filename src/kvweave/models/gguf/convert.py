@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvweave.errors import ModelNotFound, UnsupportedModel
-from kvweave.models.gguf.families import FACTORS, model_config, restore
+from kvweave.models.gguf.families import ROPE_FACTORS, model_config, restore
 from kvweave.models.gguf.header import Header, TensorEntry, read_header
 from kvweave.models.gguf.tokenizer import build_tokenizer, check_vocabulary, end_tokens
 from kvweave.models.support import check_config
@@ -114,12 +114,12 @@ def parameter_names(header: Header, config: Mapping[str, Any]) -> tuple[dict[str
         for name, weight in model.state_dict().items()
         if name not in tied
     }
-    found = {tensor.name: tensor for tensor in header.tensors if tensor.name not in FACTORS}
+    found = {tensor.name: tensor for tensor in header.tensors if tensor.name not in ROPE_FACTORS}
     if missing := sorted(set(wanted) - set(found)):
-        raise ModelNotFound(f"{header.path} lacks {_some(missing)}; download it again")
+        raise ModelNotFound(f"{header.path} lacks {_named_tensors(missing)}; download it again")
     if unknown := sorted(set(found) - set(wanted)):
         raise UnsupportedModel(
-            f"{header.path} has {_some(unknown)}, which {type(model).__name__} does not have; name the model's folder or hub "
+            f"{header.path} has {_named_tensors(unknown)}, which {type(model).__name__} does not have; name the model's folder or hub "
             "id with *.safetensors instead"
         )
     for gguf_name, (name, shape) in wanted.items():
@@ -207,6 +207,6 @@ def _check_types(header: Header) -> None:
             ) from error
 
 
-def _some(names: list[str]) -> str:
+def _named_tensors(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return f"the tensors {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -264,7 +264,7 @@ ROWS: Final[Mapping[str, Family]] = {
 }
 
 
-FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings, not weights."""
 
 _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -282,7 +282,7 @@ def rope_parameters(header: Header) -> dict[str, Any]:
     Raises UnsupportedModel for a kind of scaling that transformers does not have.
     """
     theta = rope_theta(header)
-    factors = {name: _factors(header, name) for name in FACTORS}
+    factors = {name: _factors(header, name) for name in ROPE_FACTORS}
     if factors["rope_freqs.weight"] is not None:
         return _scaled_frequencies(header, theta, factors["rope_freqs.weight"])
     long, short = factors["rope_factors_long.weight"], factors["rope_factors_short.weight"]

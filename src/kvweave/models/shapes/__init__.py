@@ -15,7 +15,8 @@ from kvweave.models.forward import use_few_rows
 from kvweave.models.loading import parse_device, parse_dtype, reference_tokenizer
 from kvweave.models.precision import weights_named
 from kvweave.models.quantised import quantise_weights
-from kvweave.ops.threads import has_fast_matmul, respect_cpu_limits
+from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.ops.threads import respect_cpu_limits
 
 _FOLDER = Path(__file__).parent
 

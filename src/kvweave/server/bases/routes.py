@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -17,7 +17,6 @@ from kvweave.errors import PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
-from kvweave.server.bases.uploads import shown
 from kvweave.server.errors import ApiError
 from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.openai import replies
@@ -27,6 +26,8 @@ from kvweave.server.services import cache_use, in_thread, services, start, tenan
 from kvweave.types import Message
 
 router = APIRouter(prefix="/v1/kb")
+
+_MOST_PREDICTED: Final = 100
 
 
 class NewKnowledgeBase(Fields):
@@ -131,6 +132,23 @@ async def remove_document(
     return {"removed": await in_thread(remove)}
 
 
+@router.get("/{name}/documents")
+async def document(
+    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
+) -> dict[str, Any]:
+    """Return a document's text; the offsets of an answer's sources count its characters, and the page marks a passage by them."""
+
+    def read() -> dict[str, Any]:
+        with tenant(request).bases.using(name) as base:
+            for each in base.documents():
+                if source in (each.source, uploads.shown(each.source)):
+                    text = document_text(base, each.source)
+                    return {"source": uploads.shown(each.source), "title": each.title, "text": text}
+        raise PathNotFound(f"no document of knowledge base {name!r} is called {source!r}")
+
+    return await in_thread(read)
+
+
 @router.post("/{name}/ask", response_class=JSONResponse)
 async def ask(request: Request, name: str, fields: QuestionFields) -> Response:
     """Answer a question from the documents."""
@@ -157,10 +175,23 @@ async def explain(request: Request, name: str, fields: QuestionFields) -> Respon
     return JSONResponse(done(finished, explain=True), headers=replies.headers(events))
 
 
+@router.get("/{name}/caches")
+async def caches(request: Request, name: str) -> dict[str, Any]:
+    """Return sizes by kind and tier, hit rates, and what background work has predicted."""
+    of = tenant(request)
+
+    def read() -> dict[str, Any]:
+        with of.bases.using(name) as base:
+            return _stored(base)
+
+    recent = services(request).history.of(of.name, name)
+    return {"name": name, **await in_thread(read), "recent": facts(recent)}
+
+
 def _listed(document: ListedDocument) -> dict[str, Any]:
-    shown = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s", "notes")}
+    described = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s", "notes")}
     same_as = uploads.shown(document.same_as) if document.same_as else ""
-    return {"source": uploads.shown(document.source), **shown, "same_as": same_as}
+    return {"source": uploads.shown(document.source), **described, "same_as": same_as}
 
 
 def done(finished: Finished, *, explain: bool = False) -> dict[str, Any]:
@@ -208,39 +239,6 @@ class AskStream:
         yield error_event(error, "error")
 
 
-@router.get("/{name}/documents")
-async def document(
-    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
-) -> dict[str, Any]:
-    """Return a document's text; the offsets of an answer's sources count its characters."""
-
-    def read() -> dict[str, Any]:
-        with tenant(request).bases.using(name) as base:
-            for each in base.documents():
-                if source in (each.source, shown(each.source)):
-                    text = document_text(base, each.source)
-                    return {"source": shown(each.source), "title": each.title, "text": text}
-        raise PathNotFound(f"no document of knowledge base {name!r} is called {source!r}")
-
-    return await in_thread(read)
-
-
-MOST_PREDICTED = 100
-
-
-@router.get("/{name}/caches")
-async def caches(request: Request, name: str) -> dict[str, Any]:
-    """Return sizes by kind and tier, hit rates, and what background work has predicted."""
-    of = tenant(request)
-
-    def read() -> dict[str, Any]:
-        with of.bases.using(name) as base:
-            return _stored(base)
-
-    recent = services(request).history.of(of.name, name)
-    return {"name": name, **await in_thread(read), "recent": facts(recent)}
-
-
 def _stored(base: KnowledgeBase) -> dict[str, Any]:
     stats = base.store.stats()
     looked_up = stats.hits + stats.misses
@@ -249,7 +247,7 @@ def _stored(base: KnowledgeBase) -> dict[str, Any]:
         "kv": {**facts(stats), "hit_rate": stats.hits / looked_up if looked_up else None},
         "answers": facts(base.answers.totals()),
         "predictions": {**facts(predictions), "given_per_question": predictions.given_per_question},
-        "predicted_questions": facts(base.predictions.predicted.latest(MOST_PREDICTED)),
+        "predicted_questions": facts(base.predictions.predicted.latest(_MOST_PREDICTED)),
         "background": facts(base.background_budget.totals()),
         "idle": {**facts(status), "reasons": list(status.reasons)},
     }

@@ -13,7 +13,6 @@ from kvweave.errors import ServerError
 from kvweave.server.process.discovery import find_server
 
 if TYPE_CHECKING:
-    from kvweave.config import Config
     from kvweave.server.client.client import ServerClient
 
 
@@ -53,7 +52,7 @@ class ServerChoice:
         self.client, self.unused = None, str(why)
 
 
-def choose_server(config: "Config", in_request: tuple[str, ...]) -> ServerChoice:
+def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
     """Return the running server of the settings' home if it honours them; `in_request` are those that requests carry.
 
     A tenant's key does not open the server's settings. So no server is used that would answer from other knowledge bases
@@ -68,17 +67,17 @@ def choose_server(config: "Config", in_request: tuple[str, ...]) -> ServerChoice
     mine = setting_values(config)
     try:
         choice.client = ServerClient(found.url, next(iter(api_keys(mine)), None))
-        differing = differences(mine, choice.client.settings())
+        differing = _differences(mine, choice.client.settings())
     except ServerError as error:
         choice.give_up(error)
         return choice
-    if why := cannot_honour(differing, in_request):
+    if why := _why_not(differing, in_request):
         choice.give_up(why)
     choice.options = differing
     return choice
 
 
-def preparing_server(config: "Config", kb: str) -> str:
+def preparing_server(config: Config, kb: str) -> str:
     """Let the running server of the settings' home prepare a knowledge base's chunks; return its address.
 
     Returns an empty text if there is none, or if it does not: it does no idle work, has another model, or prepares chunks in
@@ -129,7 +128,7 @@ def setting_values(config: Config) -> dict[str, Any]:
     return values
 
 
-def differences(mine: Mapping[str, Any], servers: Mapping[str, Any]) -> dict[str, Any]:
+def _differences(mine: Mapping[str, Any], servers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that shape an answer and differ from the server's; IN_REQUEST ones can go with a request.
 
     `mine` and `servers` are settings by name. A server that does not name a setting is of another version: it differs.
@@ -143,7 +142,7 @@ def differences(mine: Mapping[str, Any], servers: Mapping[str, Any]) -> dict[str
     return differing
 
 
-def cannot_honour(differing: Mapping[str, Any], in_request: tuple[str, ...]) -> str:
+def _why_not(differing: Mapping[str, Any], in_request: tuple[str, ...]) -> str:
     """Return why a server cannot honour settings that differ from its own, or an empty text if it can.
 
     It can honour those in `in_request`, but not that one is left to its default.

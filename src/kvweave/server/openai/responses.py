@@ -27,7 +27,7 @@ from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, check_model, services, start
 from kvweave.types import Message
 
-LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
 
 class InputText(Fields):
@@ -117,7 +117,7 @@ class ResponseFields(SampledFields):
 
     def request(self, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
         """Return the engine's request; `defaults` are the settings of generation."""
-        wanted = self.top_logprobs is not None or LOGPROBS in (self.include or ())
+        wanted = self.top_logprobs is not None or _LOGPROBS_INCLUDED in (self.include or ())
         effort = self.reasoning.effort if self.reasoning else None
         return CompletionRequest(
             messages=self.messages,
@@ -230,10 +230,10 @@ class ResponseObject:
 
     def part(self, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return the message's text."""
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs(tokens)}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(tokens)}
 
 
-def logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """Return log probabilities as this route writes them."""
     return [replies.token_logprob(each) for each in tokens]
 
@@ -284,7 +284,7 @@ class ResponseStream:
         self._tokens += piece.tokens
         if piece.text or piece.tokens:
             yield self._in_part(
-                "response.output_text.delta", delta=piece.text, logprobs=logprobs(piece.tokens)
+                "response.output_text.delta", delta=piece.text, logprobs=_logprobs(piece.tokens)
             )
 
     def _end_message(self, finished: Finished) -> Iterator[bytes]:

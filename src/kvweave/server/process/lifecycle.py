@@ -23,47 +23,13 @@ if TYPE_CHECKING:
     from kvweave.server.services import Services
 
 
-RETRY_AFTER_S: Final = 5
-
-
-class Gate:
-    """ASGI application: passes requests to another one as soon as there is one, and answers 503 until then."""
-
-    def __init__(self) -> None:
-        self.app: ASGI3Application | None = None
-
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Handle a request."""
-        if self.app is not None:
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await _answer_loading(scope["path"], send)
-
-
-async def _answer_loading(path: str, send: ASGISendCallable) -> None:
-    error = {
-        "message": "the model is being loaded",
-        "type": "server_error",
-        "param": None,
-        "code": "not_ready",
-    }
-    body: dict[str, Any] = {"status": "loading"} if path == "/health" else {"error": error}
-    data = json.dumps(body).encode()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(data)),
-        "retry-after": str(RETRY_AFTER_S),
-        "connection": "close",
-    }
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 503, "headers": encoded, "trailers": False})
-    await send({"type": "http.response.body", "body": data, "more_body": False})
-
-
 _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S: Final = 75
+RETRY_AFTER_S: Final = 5
 CANCELLED_S: Final = 60
 """How long requests that were cancelled may take to say so. The process waits for their threads in any case."""
+READY, STOPPING = "READY=1", "STOPPING=1"
+"""States of systemd's protocol, sd_notify(3)."""
 
 
 class Running:
@@ -121,7 +87,7 @@ class Running:
             self.services = Services.of(self._config, serving, keyed=self._tenants is not None)
             self._gate.app = create_app(self.services)  # type: ignore[assignment]
             serving.load()
-            notify(READY)
+            tell_systemd(READY)
         except Exception as error:
             self.failure = error
             self.end()
@@ -141,7 +107,7 @@ class EndingServer(uvicorn.Server):
         """Take no new requests from now on; on a second signal, cancel those that run."""
         self._signals += 1
         parts = self._running.services
-        notify(STOPPING)
+        tell_systemd(STOPPING)
         if self._signals == 1 and parts is not None:
             parts.draining = True
             self._until_s = time.monotonic() + parts.config.server.grace_s
@@ -160,11 +126,46 @@ class EndingServer(uvicorn.Server):
         return True
 
 
-READY, STOPPING = "READY=1", "STOPPING=1"
+class Gate:
+    """ASGI application: passes requests to another one as soon as there is one, and answers 503 until then.
+
+    The application's imports and its model take seconds, and the port is open at once. So nothing that this module imports
+    may load the engine.
+    """
+
+    def __init__(self) -> None:
+        self.app: ASGI3Application | None = None
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Handle a request."""
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _answer_loading(scope["path"], send)
 
 
-def notify(state: str) -> None:
-    """Send a state to the socket that NOTIFY_SOCKET names; does nothing without one. Never raises."""
+async def _answer_loading(path: str, send: ASGISendCallable) -> None:
+    error = {
+        "message": "the model is being loaded",
+        "type": "server_error",
+        "param": None,
+        "code": "not_ready",
+    }
+    body: dict[str, Any] = {"status": "loading"} if path == "/health" else {"error": error}
+    data = json.dumps(body).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(data)),
+        "retry-after": str(RETRY_AFTER_S),
+        "connection": "close",
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 503, "headers": encoded, "trailers": False})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def tell_systemd(state: str) -> None:
+    """Tell systemd how far the server is, through the socket that NOTIFY_SOCKET names; does nothing without one. Never raises."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

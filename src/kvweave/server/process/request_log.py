@@ -1,19 +1,17 @@
 """The outermost handling of a request: its id, its line in the log, and errors that nothing else has answered."""
 
-import contextvars
-import json
 import logging
 import re
 import secrets
-import sys
 import time
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvweave.server.errors import api_error
+from kvweave.server.process.json_logs import REQUEST_ID
 from kvweave.server.services import Services
 
 _LOG = logging.getLogger("kvweave.server.requests")
@@ -66,35 +64,3 @@ class RequestLog:
             "client": (scope.get("client") or ("",))[0],
         }
         _LOG.info("request", extra={"fields": fields})
-
-
-REQUEST_ID: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar("request_id", default=None)
-
-
-class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if request := REQUEST_ID.get():
-            line["request_id"] = request
-        line.update(getattr(record, "fields", {}))
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True, default=str)
-
-
-def log_json() -> None:
-    """Write all logs of this process to its standard error, as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    logging.getLogger("kvweave").setLevel(logging.INFO)

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvweave.errors import Unauthorized
 from kvweave.server.errors import ApiError
-from kvweave.server.process.serve import LOOPBACK, split
+from kvweave.server.process.binding import LOOPBACK, split
 from kvweave.server.services import Services
 
 OPEN: Final = ("/", "/health", "/favicon.ico")

@@ -3,40 +3,14 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Final
 
 from kvweave.config import Config
-from kvweave.engine.serving.tenants import Tenants, read_tenants
 from kvweave.errors import InvalidRequest
 from kvweave.machine import return_freed_memory
+from kvweave.server.process.binding import check_binding, tenants_of
 from kvweave.server.process.discovery import record, sole_server
+from kvweave.server.process.json_logs import log_json
 from kvweave.server.process.lifecycle import Running
-from kvweave.server.process.request_log import log_json
-from kvweave.server_config import ServerConfig
-
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-
-
-def split(text: str | None) -> tuple[str, ...]:
-    """Return what a setting lists, separated by commas."""
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def tenants_of(server: ServerConfig) -> Tenants | None:
-    """Return who may use the server, as its settings say; None for whoever asks. Raises InvalidRequest."""
-    keys = split(server.api_key)
-    if server.tenants is not None:
-        return read_tenants(Path(server.tenants).expanduser(), keys)
-    return Tenants(dict.fromkeys(keys)) if keys else None
-
-
-def check_binding(server: ServerConfig) -> None:
-    """Raise InvalidRequest if other machines could use the server without a key."""
-    if server.host not in LOOPBACK and not split(server.api_key) and server.tenants is None:
-        raise InvalidRequest(
-            f"host is {server.host!r}, which other machines can reach: give --api-key or --tenants, or listen on 127.0.0.1"
-        )
 
 
 def serve(config: Config, announce: Callable[[str], object] = print) -> None:

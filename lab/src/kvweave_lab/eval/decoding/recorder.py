@@ -18,7 +18,7 @@ from torch import Tensor
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.retriever import Retriever, TokenBudget
-from kvweave.ops.attention import PartialAttention
+from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.eval.decoding.results import AFTER_STEPS, ClusterReuse, RetrievalQuality
 
 
