@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.options import size_bytes
 from kvweave.config import Config, environment_variable
 from kvweave.setting_help import meanings
 
@@ -31,7 +30,7 @@ def _given(options: Any) -> dict[str, Any]:
     """Return what was given, as `read_config` takes it."""
     found = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
     return {
-        name: size_bytes(value) if name.endswith(_SIZES) and isinstance(value, str) else value
+        name: opt.size_bytes(value) if name.endswith(_SIZES) and isinstance(value, str) else value
         for name, value in found.items()
     }
 

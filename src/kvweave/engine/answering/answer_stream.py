@@ -124,16 +124,17 @@ def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
     done = 0  # tokens whose text was yielded
     for end in range(1, len(ids) + 1):
         start = max(0, done - WINDOW_TOKENS)
-        before, now = _decode(ids[start:done], tokenizer), _decode(ids[start:end], tokenizer)
+        before, now = token_text(ids[start:done], tokenizer), token_text(ids[start:end], tokenizer)
         unfinished = now.endswith(_BROKEN) and end < len(ids) and end - done < WINDOW_TOKENS
         if unfinished or not now.startswith(before):
-            yield "" if unfinished else _decode(ids[done:end], tokenizer)
+            yield "" if unfinished else token_text(ids[done:end], tokenizer)
         else:
             yield now[len(before) :]
         if not unfinished:
             done = end
 
 
-def _decode(ids: Sequence[int], tokenizer: Any) -> str:
+def token_text(ids: Sequence[int], tokenizer: Any) -> str:
+    """Return the text of tokens, control tokens and spaces as they are."""
     text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return str(text)

@@ -15,7 +15,7 @@ from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDecodeState
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.answering.answer_stream import WINDOW_TOKENS
+from kvweave.engine.answering.answer_stream import WINDOW_TOKENS, token_text
 from kvweave.engine.answering.reply_reader import ReplyReader, ReplyText
 from kvweave.engine.answering.sampling import Sampling
 from kvweave.engine.answering.speculative import PromptLookupDrafter, SpeculativeDecoder
@@ -365,11 +365,5 @@ class LogprobRecorder:
 
     def _added(self, before: Sequence[int], token: int) -> str:
         """Return what a token adds to the text before it."""
-        text, longer = self._decode(before), self._decode([*before, token])
-        return longer[len(text) :] if longer.startswith(text) else self._decode([token])
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return str(text)
+        text, longer = (token_text(ids, self._tokenizer) for ids in (before, [*before, token]))
+        return longer[len(text) :] if longer.startswith(text) else token_text([token], self._tokenizer)

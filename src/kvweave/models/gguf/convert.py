@@ -37,8 +37,6 @@ class Conversion:
     """
 
     def __init__(self, parts: Sequence[Path]) -> None:
-        from transformers import AutoConfig
-
         self._header = read_header(parts)
         self._config = {**model_config(self._header), "dtype": _dtype(self._header)}
         check_config(AutoConfig.for_model(**self._config))

@@ -4,7 +4,7 @@ The gap between reuse and full attention is that of `reuse` on isolated chunks s
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -172,8 +172,6 @@ def _compared(
         return interval_over_tasks([[value(a) - value(b) for a, b in zip(mine, theirs, strict=True)]])
 
     pairs = [(a.f1, b.f1) for a, b in zip(mine, theirs, strict=True)]
-    answered = [a - b for a, b in pairs if a is not None and b is not None]
-
     return Comparison(
         by=by,
         group=group,
@@ -184,7 +182,7 @@ def _compared(
         against=other.recipe,
         nll=difference(lambda outcome: outcome.nll),
         kl=difference(lambda outcome: outcome.kl),
-        f1=interval_over_tasks([answered]) if answered else None,
+        f1=_known(None if a is None or b is None else a - b for a, b in pairs),
     )
 
 
@@ -238,8 +236,8 @@ def _row(
         kl=_mean(own, _kl),
         first_kl=_mean(own, lambda outcome: outcome.first_kl),
         same_first=_mean(own, lambda outcome: outcome.same_first),
-        f1=_mean_or_none(own, _f1),
-        contains=_mean_or_none(own, lambda outcome: outcome.contains),
+        f1=_known(map(_f1, own)),
+        contains=_known(outcome.contains for outcome in own),
         same_answer=_same_answer(own, full),
         nll_recovery=_share(_nll, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
         kl_recovery=_share(_kl, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
@@ -264,18 +262,15 @@ def _mean(own: Sequence[NaturalOutcome], value: Callable[[NaturalOutcome], float
     return interval_over_tasks([[float(value(outcome)) for outcome in own]])
 
 
-def _mean_or_none(own: Sequence[NaturalOutcome], value: _Value) -> Estimate | None:
-    known = [each for each in map(value, own) if each is not None]
+def _known(values: Iterable[float | None]) -> Estimate | None:
+    """Return the mean of the values that there are; None if there are none."""
+    known = [each for each in values if each is not None]
     return interval_over_tasks([known]) if known else None
 
 
 def _same_answer(own: Sequence[NaturalOutcome], full: Sequence[NaturalOutcome]) -> Estimate | None:
-    same = [
-        float(a.answer == b.answer)
-        for a, b in zip(own, full, strict=True)
-        if None not in (a.answer, b.answer)
-    ]
-    return interval_over_tasks([same]) if same else None
+    pairs = zip(own, full, strict=True)
+    return _known(None if None in (a.answer, b.answer) else float(a.answer == b.answer) for a, b in pairs)
 
 
 def _share(
