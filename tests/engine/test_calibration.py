@@ -235,7 +235,7 @@ def test_documents_are_listed_under_another_instruction(open_kb):
     assert "was made with" in found.told
 
 
-def test_it_holds_while_few_documents_change(open_kb, few, tmp_path, monkeypatch):
+def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_changed(open_kb, few, tmp_path, monkeypatch):
     base = open_kb(**ANYTHING)
     base.calibrate(few)
     new = tmp_path / "new.txt"
@@ -244,10 +244,13 @@ def test_it_holds_while_few_documents_change(open_kb, few, tmp_path, monkeypatch
     found = base.calibration()
     assert found.verdict.recipe == CHEAPEST
     assert found.note == "14% of the chunks have changed since"
+    assert not found.due
     base.remove(tmp_path / "notes" / "0.txt")
     found = base.calibration()
-    assert found.verdict is None
-    assert "43% of the chunks have changed" in found.note
+    assert found.verdict.recipe == CHEAPEST
+    assert found.note == "43% of the chunks have changed since; run `kvweave calibrate`"
+    assert found.due
+    assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
     monkeypatch.setattr("kvweave.__version__", "99")
     assert "for kvweave" in base.calibration().note
     base.remove_all()

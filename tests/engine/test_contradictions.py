@@ -1,11 +1,14 @@
 """Stored answers that contradict each other are put to the model again at idle time, and one stays."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.engine.answering.agreement import contradict, support
 from kvweave.engine.background.precompute import Precomputer
 from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.index.documents import version_of
 
 RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
@@ -102,4 +105,34 @@ def test_one_stays_if_the_model_still_contradicts_itself(base, again, monkeypatc
     base.idle()
     assert sorted(asked) == sorted([GLORRIC, again])
     assert texts(base, again) == {GLORRIC: "walnut", again: "walnut"}, "the documents contain it"
+    assert "contradiction" not in base.idle().jobs
+
+
+def test_many_wordings_are_settled_once_and_stay(base, monkeypatch):
+    """The model gives each wording an answer of its own, whenever it is asked: pair by pair, one would undo another."""
+    others = {
+        AGAIN: "maple",
+        "Could you tell me what the password of Glorric is?": "oak",
+        "Which is the password of Glorric?": "ash",
+    }
+    ((_, settings),) = [each for each in base.answers.most_used() if each[0] == GLORRIC]
+    vector = dict(zip(others, base.encoder.encode(list(others)), strict=True))
+    row = base.answers.find(GLORRIC, lambda: vector[AGAIN], settings, 0.85)
+    origin = AnswerProvenance(frozenset(map(version_of, row.chunks)), row.chunks, row.epoch)
+    own = {GLORRIC: ("walnut", row.vector), **{each: (others[each], vector[each]) for each in others}}
+    asked = []
+
+    def answer(precomputer, question, settings):
+        asked.append(question)
+        text, vector = own[question]
+        precomputer.cached.answers.put(question, vector, settings, text, row.sources, origin)
+
+    for question in others:
+        answer(SimpleNamespace(cached=base), question, settings)
+    asked.clear()
+    monkeypatch.setattr(Precomputer, "answer", answer)
+    report = base.idle()
+    assert report.jobs["contradiction"] == 1
+    assert sorted(asked) == sorted(own), "each is asked once"
+    assert {base.ask(each).text for each in own} == {"walnut"}, "the documents contain it"
     assert "contradiction" not in base.idle().jobs

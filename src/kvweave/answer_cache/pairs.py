@@ -44,14 +44,8 @@ class AnswerPairs:
             if one is not None and other is not None:
                 yield one, other
 
-    def of_new_answers(
-        self, made_after_s: float, threshold: float
-    ) -> Iterator[tuple[CachedAnswer, list[CachedAnswer]]]:
-        """Yield the answers that were made after a time, the oldest first, each with those that may be given to its question.
-
-        The time is in seconds since 1970. `threshold` and what the answers' `errors` mean are as in `AnswerCache.find`. Yields a
-        part of them if there are many.
-        """
+    def new_answers(self, made_after_s: float) -> Iterator[CachedAnswer]:
+        """Yield the answers that were made after a time in seconds since 1970, the oldest first; a part of them if many."""
         rows = self._database.query(
             "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND made_at > ? ORDER BY made_at, id LIMIT ?",
             (made_after_s, _MOST_NEW),
@@ -59,10 +53,13 @@ class AnswerPairs:
         for (id_,) in rows:
             answer = self._entries.get(id_)
             if answer is not None:
-                yield answer, self._same(answer, threshold)
+                yield answer
 
-    def _same(self, answer: CachedAnswer, threshold: float) -> list[CachedAnswer]:
-        """Return the answers to other questions that ask the same, under the same settings."""
+    def same(self, answer: CachedAnswer, threshold: float) -> list[CachedAnswer]:
+        """Return the answers to other questions that ask the same, under the same settings.
+
+        `threshold` and what the answers' `errors` mean are as in `AnswerCache.find`.
+        """
         alike = self._entries.neighbours(
             answer.question, answer.vector, answer.settings, CANDIDATES, LEAST_COSINE
         )

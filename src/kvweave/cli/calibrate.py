@@ -41,7 +41,7 @@ def calibrate(
             base.calibrate(given, report)
         found = base.calibration()
     if json:
-        print_json({"told": found.told, "verdict": found.verdict, "note": found.note})
+        print_json({"told": found.told, "verdict": found.verdict, "note": found.note, "due": found.due})
         return
     if found.verdict is not None:
         _print_trials(found.verdict)

@@ -114,8 +114,8 @@ class Calibrator:
         return dict(list(found.items())[:MOST_QUESTIONS])
 
     def next_if_due(self) -> Step | None:
-        """Return the next step; None if a verdict holds, or too few questions are known."""
-        return None if self._auto.now().verdict is not None else self.next()
+        """Return the next step; None if no verdict is due, or too few questions are known."""
+        return self.next() if self._auto.now().due else None
 
     def next(self) -> Step | None:
         """Return the next step; None if too few questions are known. Loads no model to measure another question."""

@@ -1,10 +1,13 @@
 """Finds stored answers that contradict each other though their questions are the same, and settles which one stays.
 
-Two questions are the same if the answer cache may give either one's answer to the other for certain. Both are answered again; if
-the answers still contradict each other, the one that the documents support better stays, for both questions. Questions that
-are only near may ask for something else: answers that differ are then no contradiction, but a verdict (`near_misses.py`).
+Two questions are the same if the answer cache may give either one's answer to the other for certain. A group holds all stored
+answers whose questions are the same as one of its others, so that settling it leaves no contradiction with an answer outside.
+Its questions are answered again; among answers that still contradict each other, the one that the documents support best stays,
+for all of their questions. Questions that are only near may ask for something else: answers that differ are then no
+contradiction, but a verdict (`near_misses.py`).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +21,7 @@ from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.index.documents import version_of
 
 Pair = tuple[CachedAnswer, CachedAnswer]
+Group = tuple[CachedAnswer, ...]
 
 _COMPARED: Final = "answers_compared_until"
 """The recorded time, in seconds since 1970, up to which new answers were compared with those to questions in other words."""
@@ -30,14 +34,35 @@ class Contradictions:
     cached: CachedAnswers
     budget: BackgroundBudget
 
-    def pairs(self, between: Callable[[], None] = lambda: None) -> Iterator[Pair]:
-        """Yield the pairs of answers that contradict each other; `between` is called before each new answer is looked at."""
-        seen = set()
+    def groups(self, between: Callable[[], None] = lambda: None) -> list[Group]:
+        """Return the groups in which answers contradict each other; `between` is called before each answer that is looked at.
+
+        No answer is in two groups.
+        """
+        found: list[Group] = []
+        known: set[int] = set()
         for pair in chain(self._of_one_key(), self._of_new_answers(between)):
-            ids = frozenset(each.id for each in pair)
-            if ids not in seen:
-                seen.add(ids)
-                yield pair
+            if known.isdisjoint(each.id for each in pair):
+                found.append(self._group(pair, between))
+                known.update(each.id for each in found[-1])
+        return found
+
+    def _group(self, pair: Pair, between: Callable[[], None]) -> Group:
+        """Return a pair and all whose questions are the same as one of the group's, in the order in which they are found."""
+        group = {each.id: each for each in pair}
+        waiting = deque(pair)
+        while waiting:
+            between()
+            for other in self._same(waiting.popleft()):
+                if other.id not in group:
+                    group[other.id] = other
+                    waiting.append(other)
+        return tuple(group.values())
+
+    def _same(self, answer: CachedAnswer) -> Iterator[CachedAnswer]:
+        if answer.settings.reranker == self.cached.reranker:
+            same = self.cached.answers.pairs.same(answer, self.cached.threshold)
+            yield from (other for other in same if not self.cached.are_words(other))
 
     def _of_one_key(self) -> Iterator[Pair]:
         """Yield those whose questions have one key, the answer that is used more first."""
@@ -55,11 +80,10 @@ class Contradictions:
         """
         before = compared = self.budget.fact(_COMPARED) or 0.0
         found = False
-        for answer, same in self.cached.answers.pairs.of_new_answers(before, self.cached.threshold):
+        for answer in self.cached.answers.pairs.new_answers(before):
             between()
-            comparable = same if answer.settings.reranker == self.cached.reranker else []
-            for other in comparable:
-                if contradict(answer.text, other.text) and not self.cached.are_words(other):
+            for other in self._same(answer):
+                if contradict(answer.text, other.text):
                     found = True
                     older, newer = sorted((answer, other), key=lambda each: each.made_at_s)
                     yield older, newer
@@ -68,20 +92,30 @@ class Contradictions:
         if compared != before:
             self.budget.record_fact(_COMPARED, compared)
 
-    def settle(self, pair: Pair) -> None:
-        """Let one answer stay for both questions of a pair that was answered again, if they still contradict each other."""
+    def settle(self, group: Group) -> None:
+        """Let one answer stay for all questions of a group whose answers, made again, still contradict each other.
+
+        Answers of the group that contradict no other one stay as they are.
+        """
         answers = self.cached.answers
         with answers.transaction():
-            one, other = (answers.get(each.id) for each in pair)
-            if one is None or other is None or not contradict(one.text, other.text):
+            stored = [answer for each in group if (answer := answers.get(each.id)) is not None]
+            against = {
+                one.id: sum(contradict(one.text, other.text) for other in stored) for one in stored
+            }
+            opposed = [each for each in stored if against[each.id]]
+            if not opposed:
                 return
-            texts = [source.text for source in (*one.sources, *other.sources)]
-            stays, goes = (
-                (one, other) if support(one.text, texts) >= support(other.text, texts) else (other, one)
-            )
+            texts = [source.text for each in opposed for source in each.sources]
+            stays = max(opposed, key=lambda each: (support(each.text, texts), -against[each.id]))
             versions = frozenset(map(version_of, stays.chunks))
+            if not versions <= self.cached.documents.visible_versions():
+                return
             origin = AnswerProvenance(versions, stays.chunks, stays.epoch)
-            if versions <= self.cached.documents.visible_versions():
-                answers.put(
-                    goes.question, goes.vector, goes.settings, stays.text, stays.sources, origin, asked=False
-                )
+            for each in opposed:
+                if each is not stays:
+                    answers.put(
+                        *(each.question, each.vector, each.settings),
+                        *(stays.text, stays.sources, origin),
+                        asked=False,
+                    )

@@ -16,7 +16,7 @@ from kvweave.engine.answering.kb_question import RequestContext
 from kvweave.engine.answering.settings import Settings
 from kvweave.engine.background.budget import BackgroundBudget, Worth
 from kvweave.engine.background.calibration import Calibrator, Step
-from kvweave.engine.background.contradictions import Contradictions, Pair
+from kvweave.engine.background.contradictions import Contradictions, Group
 from kvweave.engine.background.paraphrases import Paraphraser
 from kvweave.engine.background.precompute import Precomputer
 from kvweave.engine.background.prediction import QuestionPredictor
@@ -108,7 +108,7 @@ class JobSource:
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AnswerSettings]] | None = None
         self._contradictions = Contradictions(self._cached, budget)
-        self._to_settle: list[Pair] | None = None
+        self._to_settle: list[Group] | None = None
 
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
@@ -165,18 +165,18 @@ class JobSource:
 
     def _contradiction(self) -> Job | None:
         if self._to_settle is None:
-            self._to_settle = list(self._contradictions.pairs(self._yield_to_requests))
+            self._to_settle = self._contradictions.groups(self._yield_to_requests)
         if not self._to_settle:
             return None
-        left, pair = len(self._to_settle), self._to_settle.pop(0)
-        key = ("contradiction", *(each.id for each in pair))
-        return Job("contradiction", pair[0].question, key, left, partial(self._settle, pair))
+        left, group = len(self._to_settle), self._to_settle.pop(0)
+        key = ("contradiction", *(each.id for each in group))
+        return Job("contradiction", group[0].question, key, left, partial(self._settle, group))
 
-    def _settle(self, pair: Pair) -> None:
-        """Put both questions of a pair to the model again; then one answer stays."""
-        for each in pair:
+    def _settle(self, group: Group) -> None:
+        """Put each question of a group to the model again; then one answer stays."""
+        for each in group:
             self._precomputer.answer(each.question, each.settings)
-        self._contradictions.settle(pair)
+        self._contradictions.settle(group)
 
     def _calibration(self) -> Job | None:
         step = None if self._calibrator is None else self._calibrator.next_if_due()

@@ -1,7 +1,7 @@
 """What calibration has found for a knowledge base, as its database holds it, and what `auto` stands for by it.
 
-A verdict holds under its conditions: model, version of kvweave, settings. It also holds while the documents change a little.
-Loads no model.
+A verdict holds under its conditions: model, version of kvweave, settings. When many documents have changed, it stays in use until
+idle time or the user measures again: the other choice, UNCALIBRATED, was measured on none of the documents. Loads no model.
 """
 
 import json
@@ -19,7 +19,7 @@ from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
 MIN_QUESTIONS: Final = 20
 """The fewest questions of a verdict: with 20, none may lose its first token or answer where a share of 0.98 is asked for."""
 MAX_CHANGED: Final = 0.25
-"""The share of chunks, of those then and now, from which on a verdict no longer holds for the documents."""
+"""The share of chunks, of those then and now, from which on a verdict is due to be made again."""
 
 _MINIMA: Final = ("calibrate_first_tokens", "calibrate_answers")
 """Conditions of measuring, not of using: questions are answered by a verdict whatever least shares it was made for."""
@@ -141,10 +141,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What `auto` stands for: by a verdict, or UNCALIBRATED where there is none. `note` says why, or what has changed."""
+    """What `auto` stands for: by a verdict, or UNCALIBRATED where there is none. `note` says why, or what has changed.
+
+    `due` tells whether it is time to measure: there is no verdict, or too many documents have changed since.
+    """
 
     verdict: Verdict | None
     note: str = ""
+    due: bool = False
 
     @property
     def told(self) -> str:
@@ -277,15 +281,12 @@ class AutoRecipe:
         conditions = self.conditions()
         found = self.table.find(conditions)
         if found is None:
-            return Calibration(None, self._why_none(conditions))
+            return Calibration(None, self._why_none(conditions), due=True)
         row, verdict = found
         changed = self._share_changed(row)
-        if changed > MAX_CHANGED:
-            return Calibration(
-                None,
-                f"since {changed:.0%} of the chunks have changed after the verdict {verdict.recipe}; run `kvweave calibrate`",
-            )
-        return Calibration(verdict, f"{changed:.0%} of the chunks have changed since" if changed else "")
+        due = changed > MAX_CHANGED
+        note = f"{changed:.0%} of the chunks have changed since" if changed else ""
+        return Calibration(verdict, f"{note}; run `kvweave calibrate`" if due else note, due)
 
     def _share_changed(self, row: int) -> float:
         epoch = self._epoch()
