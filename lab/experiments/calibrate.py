@@ -4,25 +4,32 @@
         --output lab/results/calibration.json
 
 Documents and questions are those of `kvweave eval natural`, the questions drawn evenly from those whose evidence lies in the
-documents. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many.
+documents; without `--document`, the sample documents of `kvweave demo` and their questions, each in WORDINGS. Every budget is
+measured on every question; `kvweave calibrate` leaves out those that have lost too many.
 """
 
 import argparse
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
 from kvweave.engine.background.verdicts import Trial, Verdict, allowed_losses, chosen
-from kvweave.errors import InvalidRequest
+from kvweave.samples import DOCUMENTS, sample_questions
 from kvweave_lab.eval.natural.questions import SHIPPED, shipped_set
 from recipe_grid import progress_printer
+
+WORDINGS: Final = ("What is", "Which is", "Tell me what is")
+"""The beginnings of a question about a sample document; its own is the first."""
 
 
 def questions_about(documents: list[str], most: int) -> list[str]:
     """Return at most so many questions whose evidence lies in these documents, drawn evenly from all of them."""
+    if not documents:
+        about = [each.text.removeprefix(WORDINGS[0]) for each in sample_questions()]
+        return [wording + rest for wording in WORDINGS for rest in about][:most]
     found = [
         each.text
         for each in shipped_set().questions
@@ -57,12 +64,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             calibrate_answers=0.0,
         ) as base,
     ):
-        base.add(*(SHIPPED / "documents" / name for name in args.document))
+        paths = [SHIPPED / "documents" / name for name in args.document]
+        base.add(*(paths or [DOCUMENTS]))
         verdict = base.calibrate(questions, progress_printer(base.model.fingerprint.name))
-        family = base.adapter.model.config.get_text_config().model_type
+        model = base.model.fingerprint.name
     best = under(verdict, args.share)
     return {
-        "family": family,
+        "model": model,
         "chunk_tokens": args.chunk_tokens,
         "top_k": args.top_k,
         "documents": args.document,
@@ -80,15 +88,16 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--model", help="hub id or folder; the shipped reference model without it")
     parser.add_argument(
-        "--document", action="append", help="a document of kvweave eval natural, by its file name"
+        "--document",
+        action="append",
+        default=[],
+        help="a document of kvweave eval natural, by its file name; repeatable. Default: the sample documents",
     )
     parser.add_argument("--questions", type=int, default=24, help="the most questions")
     parser.add_argument("--chunk-tokens", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
     args = parser.parse_args()
-    if not args.document:
-        raise InvalidRequest("no document is named; give --document hall-minutes.md")
     result = measure(args)
     named = argparse.Namespace(**{**vars(args), "model": args.model and Path(args.model).name})
     write_result(rounded({**environment(command_of(named)), **result}), args.output)

@@ -15,6 +15,7 @@ FILES = (
     "ttft_gpu.json",
     "last_window.json",
     "calibration.json",
+    "calibration_reference.json",
 )
 LEAST_S = 0.1
 """Shorter parts of a start are one row."""
@@ -29,7 +30,9 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "weights-gpu": _weights(found["weights_gpu.json"]),
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
-        "calibration": _calibration(found["calibration.json"]),
+        "calibration": "\n\n".join(
+            _calibration(found[name]) for name in ("calibration.json", "calibration_reference.json")
+        ),
     }
 
 
@@ -185,8 +188,9 @@ def _calibration(measured: Result | None) -> str:
         return NOT_MEASURED
     share, best = measured["share"], measured["chosen"]
     said = "none, so `prefix`" if best is None else f"`{best[0]}` at {best[1]:g}"
+    about = len(measured["documents"]) or "the sample"
     lines = [
-        f"**{measured['family']}**, {measured['questions']} questions, {measured['top_k']} chunks of at most "
+        f"**{measured['model']}**, {measured['questions']} questions about {about} documents, {measured['top_k']} chunks of at most "
         f"{measured['chunk_tokens']} tokens; keeping {share:.0%} of first tokens and answers chooses {said}. Measuring took "
         f"{measured['seconds']:,.0f} s, {measured['passes']:.1f} passes over each prompt:",
         "",

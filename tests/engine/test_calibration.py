@@ -235,7 +235,9 @@ def test_documents_are_listed_under_another_instruction(open_kb):
     assert "was made with" in found.told
 
 
-def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_changed(open_kb, few, tmp_path, monkeypatch):
+def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_changed(
+    open_kb, few, tmp_path, monkeypatch
+):
     base = open_kb(**ANYTHING)
     base.calibrate(few)
     new = tmp_path / "new.txt"

@@ -157,9 +157,7 @@ def test_only_answers_to_the_same_question_in_other_words_contradict_each_other(
     typed, looked = "Who lends the amplifeir to the band?", []
     assert cached.answers.matcher.key(typed) != cached.answers.matcher.key(STORED)
     keep(cached, ASKED, "3 kg", NEAR)
-    assert contradictions.groups(lambda: looked.append(1)) == [], (
-        "a near question may ask for something else"
-    )
+    assert contradictions.groups(lambda: looked.append(1)) == [], "a near question may ask for something else"
     keep(cached, typed, "4 kg", EAST)
     for _ in range(2):  # until it is settled
         ((older, newer),) = contradictions.groups(lambda: looked.append(1))
@@ -167,7 +165,9 @@ def test_only_answers_to_the_same_question_in_other_words_contradict_each_other(
     index.chunks = [OWN, chunk("b", "An amplifeir is a fruit.")]
     assert contradictions.groups() == []
     assert contradictions.groups(lambda: looked.append(1)) == []
-    assert len(looked) == 2 + (1 + 2) + (1 + 2), "each answer once, unless a contradiction was found; then its group too"
+    assert len(looked) == 2 + (1 + 2) + (1 + 2), (
+        "each answer once, unless a contradiction was found; then its group too"
+    )
 
 
 def test_a_word_that_may_be_an_error_of_two_words_is_none_where_the_documents_have_both(cached, index):

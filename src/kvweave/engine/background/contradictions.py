@@ -100,9 +100,7 @@ class Contradictions:
         answers = self.cached.answers
         with answers.transaction():
             stored = [answer for each in group if (answer := answers.get(each.id)) is not None]
-            against = {
-                one.id: sum(contradict(one.text, other.text) for other in stored) for one in stored
-            }
+            against = {one.id: sum(contradict(one.text, other.text) for other in stored) for one in stored}
             opposed = [each for each in stored if against[each.id]]
             if not opposed:
                 return
