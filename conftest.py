@@ -68,11 +68,13 @@ SLOW_FILES = (
 """Files that take half a minute or more, often with few tests. They start first, so that none is left alone at the end."""
 
 
+@pytest.hookimpl(optionalhook=True)  # as the next one: a hook of pytest-xdist, and tests run without it too
 def pytest_xdist_auto_num_workers():
     """One process more than cores: tests of servers, browsers and killed processes wait for much of their time."""
     return min(4, cpu_limits().threads + 1)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     # One for all workers: it takes seconds to import what it preloads.
     node.workerinput["server"] = start_server()

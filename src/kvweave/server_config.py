@@ -1,8 +1,10 @@
-"""Settings of the server, which `kvweave.config` reads with all others."""
+"""Settings of the server, which `kvweave.config` reads with all others; and what a setting means, in a sentence."""
 
+import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 _MOST: Final = 2**31  # seconds beyond this are typing errors, and overflow elsewhere
 
@@ -62,3 +64,10 @@ def server_bounds(server: ServerConfig) -> Iterator[tuple[bool, str]]:
         value = getattr(server, name)
         yield 0 < value < _MOST, f"{name} is {value}; it must be above 0"
     yield 0 <= server.grace_s < _MOST, f"grace_s is {server.grace_s}; it cannot be negative"
+
+
+def meanings(component: Any) -> dict[str, str]:
+    """Return what the docstring of a component of the settings says about each of them, on one line."""
+    _, _, text = (inspect.getdoc(component) or "").partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.split("\n\n")[0], re.M)
+    return {name: " ".join(said.split()) for name, said in found}

@@ -143,7 +143,7 @@ def test_help_and_listing_need_no_server_library(tmp_path):
 
 
 def test_the_port_is_open_before_the_engine_is_imported():
-    code = "import sys, kvweave.server.process.serve; print([m for m in ('fastapi', 'torch', 'transformers', 'lancedb') if m in sys.modules])"
+    code = "import sys, kvweave.server.process.lifecycle; print([m for m in ('fastapi', 'torch', 'transformers', 'lancedb') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -9,7 +9,7 @@ import typer
 
 from kvweave.cli import options as opt
 from kvweave.config import Config, environment_variable
-from kvweave.setting_help import meanings
+from kvweave.server_config import meanings
 
 _SIZES = "_bytes"
 """Settings with such a name are sizes, which the command line takes as text too: 20GB."""
@@ -78,7 +78,7 @@ def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
     config = options.config(**_given(settings), top_k=options.top_k)
     opt.quiet_libraries()
     try:
-        from kvweave.server.process.serve import serve as run
+        from kvweave.server.process.lifecycle import serve as run
     except ImportError as error:
         from kvweave.errors import MissingExtra
 

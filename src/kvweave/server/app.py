@@ -15,7 +15,7 @@ from kvweave.server import errors, operations
 from kvweave.server.bases import conversations, upload_route
 from kvweave.server.bases import routes as knowledge_bases
 from kvweave.server.errors import RETRY_S, ApiError
-from kvweave.server.openai import chat, completions, embeddings, models, responses
+from kvweave.server.openai import chat, completions, embeddings, responses
 from kvweave.server.openai.kb_paths import KnowledgeBasePaths
 from kvweave.server.openai.replies import CACHE_HEADER
 from kvweave.server.process.binding import split
@@ -31,7 +31,6 @@ ROUTERS: Final = tuple(
         completions,
         responses,
         embeddings,
-        models,
         knowledge_bases,
         conversations,
         upload_route,

@@ -1,4 +1,4 @@
-"""GET /health, /metrics and /v1/settings."""
+"""GET /health, /metrics, /v1/models and /v1/settings."""
 
 import dataclasses
 from typing import Any
@@ -8,9 +8,9 @@ from fastapi.responses import JSONResponse, Response
 
 from kvweave.config import Config
 from kvweave.engine.facts import facts
-from kvweave.server.errors import RETRY_S
+from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.services import in_thread, services
-from kvweave.setting_help import meanings
+from kvweave.server_config import meanings
 
 router = APIRouter()
 
@@ -35,6 +35,28 @@ async def metrics(request: Request) -> Response:
     await in_thread(lambda: parts.metrics.count_stores(parts.serving.stores()))
     text = parts.metrics.text(parts.model_name if aliases else None)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """List the model that answers and the one that embeds."""
+    return {"object": "list", "data": _models(request)}
+
+
+@router.get("/v1/models/{name:path}")
+async def one_model(request: Request, name: str) -> dict[str, Any]:
+    """Return one of the models."""
+    for model in _models(request):
+        if model["id"] == name:
+            return model
+    raise ApiError(404, f"The model `{name}` does not exist", code="model_not_found", param="model")
+
+
+def _models(request: Request) -> list[dict[str, Any]]:
+    parts = services(request)
+    names = dict.fromkeys((parts.model_name, parts.embedding_name))
+    created = parts.started_s
+    return [{"id": name, "object": "model", "created": created, "owned_by": "kvweave"} for name in names]
 
 
 @router.get("/v1/settings")

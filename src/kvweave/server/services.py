@@ -1,8 +1,9 @@
 """What the routes work with, and how they get it from a request."""
 
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from threading import Event
+from threading import Event, Lock
 from time import perf_counter, time
 from typing import Any, Final, Self, TypeVar
 
@@ -13,11 +14,10 @@ from kvweave.config import Config
 from kvweave.engine.answering.completions import CompletionRequest, Finished
 from kvweave.engine.serving.serving import Serving, Tenant
 from kvweave.results import AnswerCacheUse
-from kvweave.server.bases.history import History
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
 from kvweave.server.openai.kb_paths import with_kb
-from kvweave.server.openai.replies import ChoiceEvent
+from kvweave.server.openai.replies import CacheUsed, ChoiceEvent, cache_used
 from kvweave.server.running import Emit, RequestQueue, RunningRequest, together
 
 T = TypeVar("T")
@@ -26,6 +26,48 @@ UPLOADS: Final = 2
 """Uploads that are indexed at once; each of them uses all cores."""
 CHOICES_AT_ONCE: Final = 4
 """Answers of one request (`n`) that are generated at once."""
+_PAST_QUESTIONS: Final = 500
+_PAST_BASES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One question: when it was answered (seconds since 1970), and how much of its prompt was not computed."""
+
+    at_s: float
+    cache: CacheUsed | None
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+
+
+class History:
+    """The last questions, by tenant and knowledge base, for its page; kept while the server runs."""
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self._past: OrderedDict[tuple[str | None, str], deque[Past]] = OrderedDict()
+
+    def add(self, tenant: str | None, kb: str, finished: Finished) -> None:
+        """Remember an answer."""
+        timing = finished.answer.timing
+        past = Past(
+            time(),
+            cache_used(finished),
+            finished.prompt_tokens,
+            finished.cached_tokens,
+            timing.ttft_s or timing.total_s,
+        )
+        with self._guard:
+            self._past.setdefault((tenant, kb), deque(maxlen=_PAST_QUESTIONS)).append(past)
+            self._past.move_to_end((tenant, kb))
+            while len(self._past) > _PAST_BASES:
+                self._past.popitem(last=False)
+
+    def of(self, tenant: str | None, kb: str) -> list[Past]:
+        """Return the last questions of a knowledge base, the oldest first."""
+        with self._guard:
+            return list(self._past.get((tenant, kb), ()))
 
 
 @dataclass(slots=True)

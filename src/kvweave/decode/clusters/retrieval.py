@@ -1,12 +1,12 @@
 """Retrieval of one layer's entries by clusters: fill from a prompt, select by queries, attend.
 
 Strategies derive from `ClusterRetriever` and define how new entries join clusters. Tensor letters: G KV heads, n entries,
-C clusters, D head width, E bytes of an entry.
+H query heads, C clusters, D head width, E bytes of an entry.
 """
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvweave.decode.clusters.buffers import BufferedEntries
-from kvweave.decode.clusters.grouping import split_into_clusters, write_order
 from kvweave.decode.clusters.selection import score_clusters, select_clusters, top_entries
 from kvweave.decode.clusters.table import ClusterTable, layer_keys
+from kvweave.decode.disk.layout import co_retrievals, neighbour_order
 from kvweave.decode.retriever import TokenBudget
 from kvweave.decode.shared_state import SharedState
-from kvweave.ops.kmeans import k_means
+from kvweave.ops.kmeans import k_means, split_in_two
 from kvweave.ops.partial_attention import PartialAttention
 
 FIRST_CLUSTERS = 4
@@ -185,7 +185,7 @@ class ClusterRetriever(ABC):
 
     def _clusters(self, keys: Tensor, assigned: Tensor) -> list[Tensor]:
         """Return the indices of each cluster's keys (n, D)."""
-        return split_into_clusters(keys, assigned, self.shared.settings.clusters.max_entries)
+        return _split_into_clusters(keys, assigned, self.shared.settings.clusters.max_entries)
 
     def _write_order(
         self, keys: Tensor, clusters: list[list[Tensor]], queries: Tensor | None
@@ -196,7 +196,7 @@ class ClusterRetriever(ABC):
             return [list(range(len(own))) for own in clusters]
         stored, budget = keys.shape[1], settings.kv_budget
         entries = self.candidates * (budget * stored if budget <= 1 else budget)
-        return write_order(keys, clusters, queries, int(min(entries, stored)))
+        return _neighbour_write_order(keys, clusters, queries, int(min(entries, stored)))
 
     # Attention
 
@@ -314,3 +314,52 @@ class ClusterRetriever(ABC):
 def _valid(numbers: Tensor, counts: NDArray[np.int64]) -> Tensor:
     """Return which of the numbers (G, n) from `locate` belong to a head, given the heads' counts (G,)."""
     return torch.arange(numbers.shape[1]) < torch.from_numpy(counts)[:, None]
+
+
+def _split_into_clusters(keys: Tensor, assigned: Tensor, max_entries: int) -> list[Tensor]:
+    """Return the indices of each cluster's keys, given keys (n, D) and their assignment (n,) by k-means.
+
+    Empty clusters are left out, and those above `max_entries` are split.
+    """
+    order = assigned.argsort(stable=True)
+    pending = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
+    clusters: list[Tensor] = []
+    while pending:
+        own = pending.pop()
+        if own.numel() <= max_entries:
+            clusters.append(own)
+            continue
+        side = split_in_two(keys[own], own.numel() - 1)
+        pending += [own[~side], own[side]]
+    return clusters[::-1]
+
+
+def _neighbour_write_order(
+    keys: Tensor, clusters: Sequence[Sequence[Tensor]], queries: Tensor, limit: int
+) -> list[list[int]]:
+    """Return for each head the order in which its clusters are written: those retrieved together become neighbours.
+
+    Args:
+        keys: (G, n, D) float32.
+        clusters: indices of each cluster's keys, per head.
+        queries: (H, T, D); each row is counted as one retrieval.
+        limit: entries that a row retrieves per head.
+    """
+    grouped = queries.float().cpu().unflatten(0, (keys.shape[0], -1))  # (G, H/G, T, D)
+    orders = []
+    for head, own in enumerate(clusters):
+        centroids = torch.stack([keys[head, part].mean(0) for part in own])  # (C, D)
+        sizes = np.array([part.numel() for part in own])
+        retrieved = _retrievals(grouped[head], centroids, sizes, limit)
+        orders.append(neighbour_order(co_retrievals(retrieved)))
+    return orders
+
+
+def _retrievals(queries: Tensor, centroids: Tensor, sizes: NDArray[np.int64], limit: int) -> Tensor:
+    """Return which clusters each row of queries (H/G, T, D) would retrieve, (T, C) bool."""
+    retrieved = torch.zeros(queries.shape[1], len(centroids), dtype=torch.bool)
+    scaled = queries / queries.shape[-1] ** 0.5
+    for row in range(queries.shape[1]):
+        scores = score_clusters(scaled[None, :, row], centroids[None], sizes[None], None)
+        retrieved[row, select_clusters(scores, sizes[None], np.array([limit]))[0]] = True
+    return retrieved

@@ -5,10 +5,10 @@ has its own folder with its own stores. The models are shared.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 from kvweave.cancellation import cancellable, check_cancelled
 from kvweave.config import Config, GenerationConfig
@@ -230,6 +230,43 @@ class Tenant:
             else:
                 with self._resident.activity.request():
                     yield from self._finish(self._respond(request), stopped)
+
+    def send(
+        self, kb: str, conversation: str, question: str, top_k: int | None, given_up: Callable[[], bool]
+    ) -> Iterator[str]:
+        """Yield the answer to the next turn of a conversation; it is stored before the iterator ends.
+
+        Each turn resumes the conversation and stores it again. Between two turns nothing of it is in memory, and no lock is
+        held. So `kvweave chat` goes on where the server left it, and the other way round. A turn that is given up, or whose
+        iterator is closed, does not count.
+
+        Raises:
+            Cancelled: `given_up` returned True.
+            KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, PromptTooLong, StoreError: as `KnowledgeBase.send`.
+        """
+        with self.bases.using(kb) as base:
+            deleted = self.bases.closing(kb)
+
+            def stopped() -> bool:
+                return given_up() or deleted()
+
+            # Not held while the caller has a piece: what cancels belongs to the thread, which may serve another request then.
+            with cancellable(stopped):
+                resumed = base.conversation(conversation)
+            sending = cast("Generator[str, None, None]", base.send(resumed, question, top_k=top_k))
+            with resumed, closing(sending) as pieces:
+                while True:
+                    with cancellable(stopped):
+                        check_cancelled()
+                        piece = next(pieces, None)
+                    if piece is None:
+                        return
+                    yield piece
+
+    def start_over(self, kb: str, conversation: str) -> None:
+        """Empty a conversation; raises KnowledgeBaseNotFound, and InvalidRequest while a process has it open."""
+        with self.bases.using(kb) as base, base.conversation(conversation, new=True):
+            pass
 
     @once
     def store(self) -> ChunkStore:

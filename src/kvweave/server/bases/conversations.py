@@ -10,7 +10,6 @@ from pydantic import Field
 
 from kvweave.engine.documents.passages import passages
 from kvweave.engine.facts import facts
-from kvweave.engine.serving.conversations import start_over, turn
 from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.openai.fields import Fields, NonEmpty
 from kvweave.server.running import Emit, RunningRequest
@@ -57,7 +56,7 @@ async def send(request: Request, name: str, conversation: str, fields: TurnField
 @router.delete("/conversations/{conversation}")
 async def delete(request: Request, name: str, conversation: str) -> dict[str, Any]:
     """Empty a conversation, so that the next turn starts over."""
-    await in_thread(start_over, tenant(request), name, conversation)
+    await in_thread(tenant(request).start_over, name, conversation)
     return {"name": conversation, "deleted": True}
 
 
@@ -85,7 +84,7 @@ async def _start(request: Request, kb: str, conversation: str, fields: TurnField
     of = tenant(request)
 
     def work(emit: Emit, cancelled: Event) -> None:
-        for piece in turn(of, kb, conversation, fields.question, fields.top_k, cancelled.is_set):
+        for piece in of.send(kb, conversation, fields.question, fields.top_k, cancelled.is_set):
             emit(piece)
 
     return await services(request).questions.start(work)

@@ -8,7 +8,8 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,12 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 
 from kvweave.config import Config
 from kvweave.engine.serving.tenants import Tenants
+from kvweave.errors import InvalidRequest
+from kvweave.machine import return_freed_memory
+from kvweave.server.process.binding import check_binding, tenants_of
 from kvweave.server.process.connections import connections_possible, limited
+from kvweave.server.process.discovery import record, sole_server
+from kvweave.server.process.json_logs import log_json
 
 if TYPE_CHECKING:
     from kvweave.server.services import Services
@@ -30,6 +36,42 @@ CANCELLED_S: Final = 60
 """How long requests that were cancelled may take to say so. The process waits for their threads in any case."""
 READY, STOPPING = "READY=1", "STOPPING=1"
 """States of systemd's protocol, sd_notify(3)."""
+
+
+def serve(config: Config, announce: Callable[[str], object] = print) -> None:
+    """Serve until SIGTERM or Ctrl-C; `announce` is called with one line when the port is open.
+
+    Raises InvalidRequest if another server uses the home, if the port is taken, or if other machines could use the
+    server without a key.
+    """
+    check_binding(config.server)
+    return_freed_memory()
+    tenants = tenants_of(config.server)
+    with sole_server(config.home), _bound(config.server.host, config.server.port) as listening:
+        url = _url(listening)
+        log_json()
+        record(config.home, url)
+        announce(f"kvweave listens on {url}")
+        Running(config, tenants).run(listening)
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Open the port; raises InvalidRequest if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+            listening.listen(1024)
+        except OSError as error:
+            raise InvalidRequest(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        yield listening
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Running:

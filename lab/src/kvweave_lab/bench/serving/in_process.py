@@ -25,9 +25,9 @@ LOADED = "loaded"
 def main() -> None:
     """Take the flags as `kvweave serve` does, and answer in its place."""
     from kvweave.cli.app import app
-    from kvweave.server.process import serve
+    from kvweave.server.process import lifecycle
 
-    serve.serve = _answer  # what the command calls once it has read its settings
+    lifecycle.serve = _answer  # what the command calls once it has read its settings
     app(["serve", *sys.argv[1:]])
 
 
