@@ -42,6 +42,17 @@ def test_commands_in_the_documentation_are_ones_that_there_are(line):
         }
 
 
+@pytest.mark.parametrize("words", [[], ["cache"], ["bench"], ["eval"]])
+def test_lists_of_commands_cut_no_summary_at_80_columns(words):
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.get_command(None, word)
+    context = command.make_context("kvweave", [], resilient_parsing=True, max_content_width=80)
+    listed = command.get_help(context).partition("Commands:")[2]
+    assert listed.count("\n  ") > 3
+    assert "..." not in listed
+
+
 def test_tables_of_papers_are_repeated_with_the_recipes_they_compare():
     page = (ROOT / "lab" / "docs" / "evaluation.md").read_text()
     section = page.partition("## The papers' tables on a GPU")[2]

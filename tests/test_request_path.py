@@ -13,6 +13,7 @@ from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, TOP_K
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(kvweave.__file__).parent
 QUESTION = "What is the password of Glorric?"
+ASKED_BEFORE = "What is the password of Fribble?"
 
 
 class Trace:
@@ -73,24 +74,35 @@ class Trace:
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    """Traces of a question whose chunks' KV, model and code are in memory: plain reuse, and the default recipe."""
+    """Traces of a question whose chunks' KV, model and code are in memory.
+
+    "default" is `ask(question)`, a question that was not asked before; the others go by the answer cache and name a recipe.
+    """
     home = tmp_path_factory.mktemp("home")
     found = {}
     with kvweave.open(home=home, chunk_tokens=CHUNK_TOKENS, top_k=TOP_K) as base:
         base.add(DOCUMENTS)
+        base.ask(ASKED_BEFORE)
+        found["default"] = _traced(base)
         for recipe in ("reuse", "weave"):
             for _ in range(2):
                 base.ask(QUESTION, recipe=recipe, cache="refresh")
-            with Trace(type(base.adapter.model).forward.__wrapped__.__code__) as trace:
-                answer = base.ask(QUESTION, recipe=recipe, cache="refresh")
-            assert answer.plan.reused_share > 0.5
-            found[recipe] = trace
+            found[recipe] = _traced(base, recipe=recipe, cache="refresh")
     return found
+
+
+def _traced(base, **call):
+    with Trace(type(base.adapter.model).forward.__wrapped__.__code__) as trace:
+        answer = base.ask(QUESTION, **call)
+    assert answer.plan.reused_share > 0.5
+    assert answer.plan.cache_hit is None
+    return trace
 
 
 @pytest.mark.parametrize(
     ("recipe", "functions", "files"),
-    [("reuse", 7, 6), ("weave", 12, 8)],  # a recipe that selects runs the model first for its scores
+    # A recipe that selects runs the model first for its scores.
+    [("reuse", 7, 6), ("weave", 12, 8), ("default", 12, 8)],
 )
 def test_few_functions_in_few_files_are_between_a_question_and_the_model(traces, recipe, functions, files):
     stack = traces[recipe].stack
@@ -101,6 +113,9 @@ def test_few_functions_in_few_files_are_between_a_question_and_the_model(traces,
 
 def test_a_warm_question_touches_few_files(traces):
     assert len(traces["weave"].files) <= 64, sorted(traces["weave"].files)
+    assert len(traces["default"].files) <= 80, sorted(
+        traces["default"].files
+    )  # the answer cache reads the question
 
 
 def test_the_architecture_page_tells_the_files_of_a_question_in_order(traces):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
-from kvweave.engine.background.verdicts import Trial, Verdict, allowed_losses, chosen
+from kvweave.engine.verdicts import Trial, Verdict, allowed_losses, chosen
 from kvweave.samples import DOCUMENTS, sample_questions
 from kvweave_lab.eval.natural.questions import SHIPPED, shipped_set
 from recipe_grid import progress_printer

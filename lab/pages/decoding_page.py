@@ -11,7 +11,7 @@ from kvweave_lab.eval.decoding.results import OVERALL, budget_text
 DENSE = "dense"
 """The strategy with which all others are compared."""
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
-"""The bytes that a token moves between flash and memory."""
+"""The bytes that a token moves between the disk and memory."""
 
 QUALITY, ENTRIES = "decoding.json", "decoding_entries.json"
 """All kinds of text without single entries, which take long; single entries on one kind."""

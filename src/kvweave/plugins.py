@@ -49,6 +49,5 @@ Named here so that a missing one can say what to install, and so that `--help` n
 def lab_missing(what: str) -> MissingExtra:
     """Return the error for a part of kvweave-lab that is not installed."""
     return MissingExtra(
-        f"{what} belongs to kvweave-lab, which is not installed; "
-        "run `pip install ./lab` in a clone of the repository, or `pip install 'kvweave[lab]'`"
+        f"{what} belongs to kvweave-lab, which is not installed; run `pip install ./lab` in a clone of the repository"
     )

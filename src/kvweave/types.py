@@ -109,14 +109,14 @@ class Message(NamedTuple):
     text: str
 
 
-class Said(NamedTuple):
+class QuestionContext(NamedTuple):
     """What a question comes with: the messages before it, and an instruction beside the system's; see `Prompt`."""
 
     earlier: tuple[Message, ...] = ()
     instruction: str = ""
 
 
-NOTHING_SAID = Said()
+NO_CONTEXT = QuestionContext()
 
 
 @dataclass(frozen=True, slots=True)

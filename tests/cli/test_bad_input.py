@@ -1,6 +1,7 @@
 """One clear line and a non-zero exit code, never a traceback."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -86,10 +87,15 @@ def test_text_of_documents_is_never_taken_for_markup(invoke, documents):
 
 def test_verify_tells_by_its_exit_code_that_damage_was_found(invoke, documents, tmp_path):
     invoke("add", documents)
-    assert invoke("cache", "verify").exit_code == 0
+    sound = invoke("cache", "verify")
+    assert sound.exit_code == 0
+    assert re.fullmatch(r"\d+ entries verified, none damaged\.", sound.output.strip())
     file = next((tmp_path / "home").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-5])
-    assert invoke("cache", "verify").exit_code == 1
+    damaged = invoke("cache", "verify")
+    assert damaged.exit_code == 1
+    assert "1 damaged and dropped:" in damaged.output
+    assert file.name in damaged.output
     assert invoke("cache", "verify").exit_code == 0
 
 

@@ -3,10 +3,11 @@
 import pytest
 import tiny_kb
 
-from kvweave.engine.background import calibration, jobs, verdicts
+from kvweave.engine import verdicts
+from kvweave.engine.background import calibration, jobs
 from kvweave.engine.background.calibration import Calibrator
 from kvweave.engine.background.prediction import QuestionPredictor
-from kvweave.engine.background.verdicts import Measured, Trial, allowed_losses, chosen, interval, summarised
+from kvweave.engine.verdicts import Measured, Trial, allowed_losses, chosen, interval, summarised
 from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
 from kvweave.kvstore.chunk_store import ChunkStore

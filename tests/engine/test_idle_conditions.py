@@ -10,7 +10,6 @@ import pytest
 from kvweave.config import IdleConfig
 from kvweave.engine.background import conditions as idle_conditions
 from kvweave.engine.background import runner as background
-from kvweave.engine.background.budget import Spent, Worth
 from kvweave.engine.background.conditions import (
     MachineState,
     OwnLoad,
@@ -22,6 +21,7 @@ from kvweave.engine.background.conditions import (
 )
 from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.engine.background.status import idle_status
+from kvweave.engine.background_budget import Spent, Worth
 
 RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")

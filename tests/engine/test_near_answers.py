@@ -11,8 +11,8 @@ from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.engine.answering.agreement import agree
 from kvweave.engine.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
-from kvweave.engine.background.budget import BackgroundBudget
 from kvweave.engine.background.contradictions import Contradictions
+from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.index.search import FoundChunk, SearchReason
 
 SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)

@@ -5,11 +5,11 @@ import pytest
 from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.engine.background import jobs as background_jobs
 from kvweave.engine.background import prediction as question_prediction
-from kvweave.engine.background.budget import Spent
 from kvweave.engine.background.greedy_reply import counted_rows
 from kvweave.engine.background.paraphrases import Paraphraser, changes_meaning
 from kvweave.engine.background.prediction import QuestionPredictor, request_prompt
 from kvweave.engine.background.status import idle_status
+from kvweave.engine.background_budget import Spent
 from kvweave.predict.prompts import FewShotPrompts
 from kvweave.predict.worth import LEAST_ASKED, LEAST_WORK
 

@@ -55,8 +55,8 @@ def test_a_line_ends_the_answer_on_every_way_of_decoding(family, texts, kept):
         decoded, kv_cache = replied(adapter, ids, drafts=drafts, settings=settings)
         assert (decoded.text, list(decoded.ids), decoded.finish_reason) == (text, expected, "stop")
         assert kv_cache.get_seq_length() <= len(ids) + len(expected)
-    flash = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
-    on_disk, _ = replied(adapter, ids, kv=flash)
+    offload = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
+    on_disk, _ = replied(adapter, ids, kv=offload)
     assert (on_disk.text, list(on_disk.ids)) == (text, expected)
     starts = []
     for _ in range(2):

@@ -44,7 +44,7 @@ class Interrupting:
         self.passes += 1
 
 
-def computed(adapter, low=None, flash=None):
+def computed(adapter, low=None, offload=None):
     """Return the prompt's logits, its KV before rotation, and a few generated tokens."""
     ids = adapter.template.render(PROMPT).token_ids
     kv_cache = adapter.new_cache(len(ids))
@@ -53,7 +53,7 @@ def computed(adapter, low=None, flash=None):
         logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))), capture=True)
         kv = adapter.extract_chunk_kv(kv_cache, ids, 0, len(ids)).kv
         decoded = Decoded()
-        text = "".join(generate(adapter, kv_cache, ids, logits, GenerationConfig(), 6, decoded, kv=flash))
+        text = "".join(generate(adapter, kv_cache, ids, logits, GenerationConfig(), 6, decoded, kv=offload))
         return logits, kv, text
 
     if low is None:
@@ -90,13 +90,13 @@ def test_decoding_from_a_file_stops_between_tokens():
     """Appended tokens cannot be removed from the file, so no step is stopped inside."""
     adapter = tiny_adapter()
     end_only_at(adapter)
-    flash = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
-    _, _, text = computed(adapter, flash=flash)
+    offload = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
+    _, _, text = computed(adapter, offload=offload)
     free = Interrupting()
-    computed(adapter, free, flash)
+    computed(adapter, free, offload)
     steps = 5  # for six tokens, the first of which the prompt's logits gave
     low = Interrupting(at=range(free.checks - steps, free.checks))
-    _, _, got_text = computed(adapter, low, flash)
+    _, _, got_text = computed(adapter, low, offload)
     assert got_text == text
     assert low.waits == steps
     assert (low.passes, low.flops) == (free.passes, free.flops)

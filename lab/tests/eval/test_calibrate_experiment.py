@@ -1,6 +1,6 @@
 """The experiment on calibration: its questions, and what is chosen from a whole measurement."""
 
-from kvweave.engine.background.verdicts import Measured, Verdict, summarised
+from kvweave.engine.verdicts import Measured, Verdict, summarised
 
 
 def trial(recipe, kept, passes):

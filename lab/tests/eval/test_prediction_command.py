@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from natural_set import write_set
 
-from kvweave.engine.background.budget import Spent
 from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background_budget import Spent
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural import questions
 from kvweave_lab.eval.prediction.run import Request, choose, run

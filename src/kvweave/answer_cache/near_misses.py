@@ -65,12 +65,12 @@ class NearMisses:
         self._database = database
         database.script(SCHEMA)
 
-    def remember(self, asked: str, circumstances: str, miss: NearMiss) -> None:
+    def remember(self, asked: str, answer_settings: str, miss: NearMiss) -> None:
         """Store a near miss of a question that has no answer of its own yet; the oldest near misses are forgotten.
 
         One whose stored question is gone meanwhile is not stored.
         """
-        values = (miss.answer.id, circumstances, asked, miss.kind, miss.score, miss.answer.made_at_s)
+        values = (miss.answer.id, answer_settings, asked, miss.kind, miss.score, miss.answer.made_at_s)
         exists = "EXISTS (SELECT 1 FROM banked_questions WHERE id = ?)"
         with self._database.transaction():
             self._database.execute(
@@ -83,15 +83,15 @@ class NearMisses:
                 (_MOST_REMEMBERED - 1,),
             )
 
-    def take(self, circumstances: str, asked: str) -> list[tuple[int, str, float, float]]:
+    def take(self, answer_settings: str, asked: str) -> list[tuple[int, str, float, float]]:
         """Return a question's near misses and forget them: the row of the answer, kind, score, when that answer was made."""
         where = "FROM near_misses WHERE circumstances = ? AND asked = ?"
         with self._database.transaction():
             rows = self._database.query(
-                f"SELECT question, kind, score, made_at {where}", (circumstances, asked)
+                f"SELECT question, kind, score, made_at {where}", (answer_settings, asked)
             )
             if rows:
-                self._database.execute(f"DELETE {where}", (circumstances, asked))
+                self._database.execute(f"DELETE {where}", (answer_settings, asked))
         return [(int(id_), kind, float(score), float(made_at)) for id_, kind, score, made_at in rows]
 
     def judge(self, id_: int, asked: str, kind: str, score: float, agreed: bool) -> None:

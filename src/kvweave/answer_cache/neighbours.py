@@ -33,14 +33,14 @@ class Neighbours:
         self._lock = threading.Lock()
 
     def nearest(
-        self, question: str, vector: Vector, circumstances: str, most: int, at_least: float
+        self, question: str, vector: Vector, answer_settings: str, most: int, at_least: float
     ) -> list[tuple[int, float]]:
         """Return ids and cosines of the `most` questions nearest to a vector (dimensions,), the nearest first.
 
         Those with a cosine below `at_least` are left out. Then come at most so many others that have almost the letters of `question`,
         the most alike first. Takes a few milliseconds for 10,000 questions.
         """
-        versions, vectors, letters = self._arrays(circumstances)
+        versions, vectors, letters = self._arrays(answer_settings)
         if not versions or vectors.shape[1] != len(vector):
             return []
         cosines = vectors @ vector  # (questions,)
@@ -53,21 +53,21 @@ class Neighbours:
             places += [int(place) for place in spelled if place not in places]
         return [(versions[place][0], float(cosines[place])) for place in places]
 
-    def _arrays(self, circumstances: str) -> tuple[Versions, Any, Any]:
+    def _arrays(self, answer_settings: str) -> tuple[Versions, Any, Any]:
         """Return the answered questions under these settings, their vectors (questions, dimensions) and letters (questions, 36)."""
         answered = "FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL"
         # Any change of the list changes one of these sums, which the database computes faster than it hands over the list.
         (state,) = self._database.query(
-            f"SELECT count(*), total(id), total(made_at) {answered}", (circumstances,)
+            f"SELECT count(*), total(id), total(made_at) {answered}", (answer_settings,)
         )
         with self._lock:
-            known = self._known.pop(circumstances, ((), [], ()))
+            known = self._known.pop(answer_settings, ((), [], ()))
             if known[0] != state:
                 versions: Versions = self._database.query(
-                    f"SELECT id, made_at {answered} ORDER BY made_at, id", (circumstances,)
+                    f"SELECT id, made_at {answered} ORDER BY made_at, id", (answer_settings,)
                 )
                 known = (state, *self._read(versions, *known[1:]))
-            self._known[circumstances] = known  # last: the one that is forgotten last
+            self._known[answer_settings] = known  # last: the one that is forgotten last
             while len(self._known) > _MOST_SETTINGS:
                 del self._known[next(iter(self._known))]
         return known[1], *known[2]

@@ -28,9 +28,9 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "ls": ("documents:ls", "List the documents."),
     "rm": ("documents:rm", "Remove documents and what was stored for them."),
     "idle": ("background:idle", "Predict questions and prepare their answers."),
-    "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that keeps full attention's answers."),
+    "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that is good enough."),
     "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
-    "mcp": ("mcp:mcp", "Give agents the knowledge bases by the Model Context Protocol."),
+    "mcp": ("mcp:mcp", "Serve the knowledge bases to agents over MCP."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
     "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
 }

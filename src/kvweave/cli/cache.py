@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvweave.engine.knowledge_base import KnowledgeBase
-    from kvweave.kvstore.reports import StoreStats
+    from kvweave.kvstore.reports import StoreStats, VerifyReport
     from kvweave.models.gguf.conversions import ConvertedModel
 
 
 app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_args_is_help=True)
 
 
-@app.command("stats")
+@app.command("stats", short_help="Show sizes, hit rates and savings.")
 @opt.with_options(*opt.KB, "shared")
 def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Show sizes, counts and hit rates by kind and tier, savings from cached answers and predictions, converted GGUF models."""
@@ -98,22 +98,38 @@ def _tiers(found: "StoreStats") -> "Table":
     return table
 
 
-@app.command("verify")
+@app.command("verify", short_help="Verify every entry, and drop damaged ones.")
 @opt.with_options(*opt.KB, "tier", "shared")
 def verify(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Verify every stored entry, drop damaged ones, delete unlisted files. Exit code 1 if anything was damaged."""
     from kvweave.cli.output import STDOUT, print_json
-    from kvweave.engine.facts import facts
 
     with options.open_kb() as base:
         report = base.store.verify(None if options.tier is None else opt.tier_named(options.tier))
     if json:
         print_json(report)
     else:
-        lines = (f"{name.replace('_', ' ')}: {value}" for name, value in facts(report).items())
-        STDOUT.print(", ".join(lines), markup=False, soft_wrap=True)
+        for line in _verified(report):
+            STDOUT.print(line, markup=False, soft_wrap=True)
     if not report.sound:
         raise typer.Exit(1)
+
+
+def _verified(report: "VerifyReport") -> list[str]:
+    """Return what a check of the store found: a line for each kind of fault that occurred."""
+    checked, damaged = report.checked + report.shared_checked, (*report.damaged, *report.shared_damaged)
+    counted = f"{len(damaged):,} damaged and dropped:" if damaged else "none damaged."
+    lines = [f"{checked:,} {'entry' if checked == 1 else 'entries'} verified, {counted}"]
+    lines += [f"  {each}" for each in damaged]
+    lines += [f"left alone, of a newer format version: {each}" for each in report.newer]
+    lines += [f"left alone, could not be opened: {each}" for each in report.unopened]
+    if report.swept_files:
+        lines.append(f"files deleted that no entry lists: {report.swept_files:,}")
+    if report.miscounted:
+        lines.append("counters were wrong and are corrected")
+    if report.shared_reconciled:
+        lines.append(f"wrong records of the shared tier, corrected: {report.shared_reconciled:,}")
+    return lines
 
 
 @app.command("limit")

@@ -8,7 +8,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.engine.background.verdicts import Verdict
+    from kvweave.engine.verdicts import Verdict
 
 
 @opt.with_options(

@@ -122,6 +122,7 @@ class OffloadSettings:
     clusters: ClusterSettings = field(default_factory=ClusterSettings)
     disk: DiskSettings = field(default_factory=DiskSettings)
     residency: PageCacheSettings = field(default_factory=PageCacheSettings)
+    # `residency` and `representatives` keep these names: they are public, and the index of persisted KV holds them.
 
     def __post_init__(self) -> None:
         for valid, message in (

@@ -29,7 +29,7 @@ from kvweave.engine.state import (
 from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch
 from kvweave.index.documents import ListedDocument
 from kvweave.results import AddReport, Answer, AnswerCacheUse, PrepareReport
-from kvweave.types import Message, Prompt, Said
+from kvweave.types import Message, Prompt, QuestionContext
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from kvweave.engine.answering.cached_answers import CachedAnswers
     from kvweave.engine.answering.settings import Settings
     from kvweave.engine.background.runner import BackgroundReport, BackgroundRunner
-    from kvweave.engine.background.verdicts import AutoRecipe, Calibration, Verdict
     from kvweave.engine.conversations.conversation import Conversation
     from kvweave.engine.conversations.kb_conversations import Conversations
     from kvweave.engine.documents.chunk_preparation import ChunkPreparer
     from kvweave.engine.documents.indexing import Indexer
     from kvweave.engine.serving.resident import ResidentModels
+    from kvweave.engine.verdicts import AutoRecipe, Calibration, Verdict
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
@@ -277,7 +277,7 @@ class KnowledgeBase:
                 cache=cache,
                 generation=generation,
             )
-            return self._asker.stream(question, request, call, Said(tuple(earlier), instruction))
+            return self._asker.stream(question, request, call, QuestionContext(tuple(earlier), instruction))
         except BaseException:
             request.close()
             raise
@@ -356,7 +356,7 @@ class KnowledgeBase:
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and why; loads no model."""
-        from kvweave.engine.background.verdicts import Calibration
+        from kvweave.engine.verdicts import Calibration
 
         try:
             return self._auto.now()
@@ -385,7 +385,7 @@ class KnowledgeBase:
 
     @once
     def _auto(self) -> "AutoRecipe":
-        from kvweave.engine.background.verdicts import AutoRecipe
+        from kvweave.engine.verdicts import AutoRecipe
 
         return AutoRecipe(self._state.verdicts, self.config, self._metadata, lambda: self.answers.epoch)
 

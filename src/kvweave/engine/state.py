@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.config import Config
 from kvweave.database import Database
-from kvweave.engine.background.budget import BackgroundBudget
-from kvweave.engine.background.verdicts import VerdictTable
+from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.conversations.conversation_log import empty_outdated
 from kvweave.engine.documents.preparation import Preparation, preparation_way
+from kvweave.engine.verdicts import VerdictTable
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.index.documents import DocumentTable

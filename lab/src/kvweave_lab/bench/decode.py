@@ -1,4 +1,4 @@
-"""`kvweave bench decode`: the cost of a token decoded with KV on flash, by strategy, budget, storage and length.
+"""`kvweave bench decode`: the cost of a token decoded with KV on disk, by strategy, budget, storage and length.
 
 The KV is synthetic, since prefilling long texts would take hours. Its keys form groups that drift along the text, as
 real keys do, so that clusters have sizes and neighbours. A model with random weights decodes over it, in turn with dense
@@ -46,7 +46,7 @@ class DecodeCost:
 
     Attributes:
         strategy: name of a variant, see `eval.decoding.measure`.
-        storage: of the KV on flash.
+        storage: of the KV on disk.
         decode_tokens: length of the text that is decoded at.
         budget: None for dense decoding.
         steps: number of timed steps.
@@ -154,7 +154,7 @@ def _dense_text(adapter: Adapter, length: int, seed: int) -> FusedCache:
 
 
 def _offloaded_text(adapter: Adapter, settings: OffloadSettings, length: int, seed: int) -> OffloadedCache:
-    """Return a text of the same KV on flash; the caller closes it."""
+    """Return a text of the same KV on disk; the caller closes it."""
     bound = settings.resident_bytes or int(MEMORY_SHARE * length * adapter.geometry.token_bytes)
     settings = replace(settings, resident_bytes=bound)
     offloaded = OffloadedCache(adapter.geometry, settings, torch.arange(length))

@@ -50,9 +50,9 @@ class TtftOptions:
         typer.Option("--context-tokens", min=1, help="Tokens of all chunks; repeatable. Default: 4096."),
     ] = None
     chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=1, help="Tokens per chunk.")] = 512
-    recipe: Annotated[
-        list[str] | None, typer.Option("--recipe", "--select", help="Repeatable. Default: prophetkv.")
-    ] = None
+    recipe: Annotated[list[str] | None, typer.Option("--recipe", help="Repeatable. Default: prophetkv.")] = (
+        None
+    )
     ratio: Annotated[
         list[float] | None,
         typer.Option(
@@ -191,9 +191,7 @@ class SteadyOptions:
         typer.Option("--shared-chunks", min=1, help="Chunks of documents that are added later and shared."),
     ] = 500
     exponent: Annotated[float, typer.Option("--exponent", min=0, help="Exponent of chunk popularity.")] = 1.0
-    recipe: Annotated[str, typer.Option("--recipe", "--select", help="Recipe that reuses chunk KV.")] = (
-        "prophetkv"
-    )
+    recipe: Annotated[str, typer.Option("--recipe", help="Recipe that reuses chunk KV.")] = "prophetkv"
     ratio: Annotated[
         float, typer.Option("--ratio", min=0, max=1, help="Share of stale context to recompute.")
     ] = 0.15
@@ -350,12 +348,12 @@ def _steady_summary(done: "SteadyBench") -> str:
     )
 
 
-app.command("ttft")(ttft)
-app.command("start")(bench_start.start)
-app.command("steady")(steady)
-app.command("store")(bench_store.store)
-app.command("decode")(bench_store.decode)
-app.command("reuse")(bench_reuse.reuse)
-app.command("weights")(bench_weights.weights)
-app.command("serve")(bench_serve.serve)
-app.command("soak")(bench_soak.soak)
+app.command("ttft", short_help="Time to first token, beside full prefill.")(ttft)
+app.command("start", short_help="Processor time until commands are ready.")(bench_start.start)
+app.command("steady", short_help="Whether the gain lasts over many questions.")(steady)
+app.command("store", short_help="How fast stored chunk KV is loaded.")(bench_store.store)
+app.command("decode", short_help="Reads and time of a token decoded from disk.")(bench_store.decode)
+app.command("reuse", short_help="Hits of prefix caches and of chunk KV, counted.")(bench_reuse.reuse)
+app.command("weights", short_help="Speed and quality of 8- and 4-bit weights.")(bench_weights.weights)
+app.command("serve", short_help="Throughput and latency of servers under load.")(bench_serve.serve)
+app.command("soak", short_help="Load and kill a server; check nothing is lost.")(bench_soak.soak)

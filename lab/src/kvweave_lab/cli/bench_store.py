@@ -136,7 +136,7 @@ class DecodeOptions:
         list[str] | None,
         typer.Option(
             "--strategy",
-            help="A strategy, or dynakv/ABLATION, in addition to dense; repeatable. Default: all that use flash.",
+            help="A strategy, or dynakv/ABLATION, in addition to dense; repeatable. Default: all that use the disk.",
         ),
     ] = None
     length: Annotated[

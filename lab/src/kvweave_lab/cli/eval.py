@@ -88,7 +88,7 @@ class SelectionOptions:
         return self.load(self.auxiliary or AUXILIARY_NAME)
 
 
-@app.command()
+@app.command(short_help="Which tokens matter, and what finds them.")
 @keeps_nothing
 @opt.with_options()
 def selection(*, options: SelectionOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
@@ -124,8 +124,8 @@ def _show(reports: "Mapping[str, SelectionReport]", files: Sequence[Path], *, js
     print_paths(files)
 
 
-app.command("lookalikes")(lookalikes_command)
-app.command("personas")(personas)
-app.command("decode")(decode)
-app.command("natural")(natural)
-app.command("prediction")(prediction)
+app.command("lookalikes", short_help="Which questions may share an answer.")(lookalikes_command)
+app.command("personas", short_help="Whole systems of caches, on the same users.")(personas)
+app.command("decode", short_help="Long texts under every decoding strategy.")(decode)
+app.command("natural", short_help="Every recipe on natural, retrieved contexts.")(natural)
+app.command("prediction", short_help="Which questions are served from predictions.")(prediction)

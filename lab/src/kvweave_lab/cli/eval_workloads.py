@@ -132,7 +132,7 @@ class DecodeOptions:
 def decode(
     *, model: opt.SharedOptions, options: DecodeOptions, json: opt.Json = False, quiet: opt.Quiet = False
 ) -> None:
-    """Long texts under every decoding strategy: recall, output error, answers, and reads from flash."""
+    """Long texts under every decoding strategy: recall, output error, answers, and reads from the disk."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave_lab.eval.decoding.measure import evaluate_decoding
     from kvweave_lab.eval.decoding.report import comparison_table, content, quality_table, reuse_table, write

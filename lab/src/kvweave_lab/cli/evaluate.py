@@ -71,9 +71,7 @@ _GENERATED = ("task", "tasks", "split", "seed", "haystack", "context_tokens")
 class EvalOptions:
     """The options of `eval` beside the suite and the model: the grid, the samples, and how they are run."""
 
-    recipe: Annotated[
-        list[str] | None, typer.Option("--recipe", "--select", help="Recipe to run; repeatable.")
-    ] = None
+    recipe: Annotated[list[str] | None, typer.Option("--recipe", help="Recipe to run; repeatable.")] = None
     prepare: Annotated[
         list[str] | None,
         typer.Option(

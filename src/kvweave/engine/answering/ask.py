@@ -21,7 +21,7 @@ from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 from kvweave.index.documents import DocumentTable
 from kvweave.predict.filters import content_stems, is_answerable, is_non_answer, is_supported
 from kvweave.results import Piece
-from kvweave.types import NOTHING_SAID, Prompt, Said
+from kvweave.types import NO_CONTEXT, Prompt, QuestionContext
 
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
@@ -46,14 +46,14 @@ class Asker:
         question: str,
         request: AbstractContextManager[object],
         call: CallOptions,
-        said: Said = NOTHING_SAID,
+        question_context: QuestionContext = NO_CONTEXT,
     ) -> AnswerStream:
         """Return the answer's pieces; `request` is closed with the last one.
 
-        `said` goes with the question. Raises as `KnowledgeBase.stream` does.
+        `question_context` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
         question, chunks = self.checked(question)
-        if not _is_all(question, said):
+        if not _is_all(question, question_context):
             call = replace(call, cache="off")
         system = self.metadata.system
         vector = cache(lambda: self.components.encoder.encode([question])[0])
@@ -69,7 +69,7 @@ class Asker:
         context = self.components.request_context()
         check_supported(context.model, resolved)
         context.encoder.load()  # else the first question's time would include loading it
-        pieces = answer(context, self.cached, question, vector, resolved, said)
+        pieces = answer(context, self.cached, question, vector, resolved, question_context)
         return AnswerStream(self._only_held(pieces, question), context.model.tokenizer, request)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
@@ -128,14 +128,14 @@ class Asker:
         return text, sum(document.chunks for document in documents)
 
 
-def _is_all(question: str, said: Said) -> bool:
+def _is_all(question: str, question_context: QuestionContext) -> bool:
     """Return whether a question means the same without what goes with it, so that the answer cache may be used."""
-    if said.earlier:
+    if question_context.earlier:
         from kvweave.engine.answering.standalone import stands_alone
 
-        earlier = "\n".join(message.text for message in said.earlier)
-        return not said.instruction and stands_alone(question, earlier)
-    return not said.instruction
+        earlier = "\n".join(message.text for message in question_context.earlier)
+        return not question_context.instruction and stands_alone(question, earlier)
+    return not question_context.instruction
 
 
 NOT_FOUND: Final = "The documents do not say."

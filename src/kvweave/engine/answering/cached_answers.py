@@ -20,7 +20,7 @@ from kvweave.answer_cache.matching import READING, plain_words
 from kvweave.answer_cache.near_misses import NearMiss
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
 from kvweave.engine.answering.agreement import agree, says_whether, support
-from kvweave.engine.background.budget import BackgroundBudget, Worth
+from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id

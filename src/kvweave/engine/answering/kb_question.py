@@ -19,7 +19,7 @@ from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.snapshot_adapter import LoadedModel, fused
 from kvweave.results import Answer, Source
-from kvweave.types import NOTHING_SAID, Place, Prompt, Said, TokenizedPrompt
+from kvweave.types import NO_CONTEXT, Place, Prompt, QuestionContext, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class KBQuestion:
     question: str
     vector: Callable[[], Vector]
     options: AskOptions
-    said: Said = NOTHING_SAID
+    question_context: QuestionContext = NO_CONTEXT
     origin: AnswerProvenance | None = None
 
     def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
@@ -74,7 +74,7 @@ class KBQuestion:
         retrieve_s = time.perf_counter() - began
         self.origin = provenance(found, epoch)
         _prefetch(context, options, found, lease)
-        prompt, kept = _assemble(context.model, self.question, options, found, most, self.said)
+        prompt, kept = _assemble(context.model, self.question, options, found, most, self.question_context)
         sources = sources_of(context.documents, kept)
         drafts = _drafts(context.model, self.cached, self.vector, options)
         return Assembled(prompt, sources, drafts, retrieve_s, without_vector)
@@ -85,7 +85,7 @@ class KBQuestion:
         Behind earlier messages the question is queued instead: the model has seen those too.
         """
         settings = self.options.answer_settings
-        if settings is not None and self.said.earlier:
+        if settings is not None and self.question_context.earlier:
             self.cached.queue(self.question, self.vector(), settings)
             return
         cut = answer.finish_reason == "length" and not self.options.keep_cut
@@ -176,7 +176,7 @@ def _assemble(
     options: AskOptions,
     found: list[FoundChunk],
     most: int,
-    said: Said = NOTHING_SAID,
+    question_context: QuestionContext = NO_CONTEXT,
 ) -> tuple[TokenizedPrompt, list[FoundChunk]]:
     """Return the tokenized prompt and the chunks in it, in prompt order; `most` tokens stay free for the answer."""
     while True:
@@ -188,8 +188,8 @@ def _assemble(
                 texts,
                 options.system,
                 think=options.generation.think,
-                earlier=said.earlier,
-                instruction=said.instruction,
+                earlier=question_context.earlier,
+                instruction=question_context.instruction,
             )
         )
         too_long = prompt.tokens + most > model.geometry.context_tokens

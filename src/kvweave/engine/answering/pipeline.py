@@ -32,7 +32,7 @@ from kvweave.recipes.recipe import Recipe, remember, run, store_entries
 from kvweave.recipes.request import PrefillResult
 from kvweave.recipes.snapshots import SnapshotResult, run_from_snapshot, uses_exact_prefixes_alone
 from kvweave.results import Answer, Piece, Prefill
-from kvweave.types import NOTHING_SAID, Said, TokenizedPrompt
+from kvweave.types import NO_CONTEXT, QuestionContext, TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ def answer(
     question: str,
     vector: Callable[[], Vector],
     options: AskOptions,
-    said: Said = NOTHING_SAID,
+    question_context: QuestionContext = NO_CONTEXT,
 ) -> Events:
     """Answer a question to a knowledge base, `vector` giving its embedding; see `respond`.
 
     Raises KnowledgeBaseError for a lost index.
     """
-    asked = KBQuestion(context, cached, question, vector, options, said)
+    asked = KBQuestion(context, cached, question, vector, options, question_context)
     return respond(context.model, context.store, asked, options)
 
 

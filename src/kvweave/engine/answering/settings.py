@@ -16,7 +16,7 @@ from kvweave.config import (
 )
 from kvweave.decode.settings import OffloadSettings
 from kvweave.engine.answering.sampling import Sampling, check_sampling
-from kvweave.engine.background.verdicts import AutoRecipe
+from kvweave.engine.verdicts import AutoRecipe
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.names import AUTO, OWN_PREPARATIONS, UNCALIBRATED, displayed, full_name, parse
 from kvweave.results import AnswerCacheUse

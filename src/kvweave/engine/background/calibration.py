@@ -19,7 +19,9 @@ from kvweave.engine.answering.kb_question import RequestContext, tokenized_promp
 from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.engine.background.greedy_reply import Reply, counted_rows
 from kvweave.engine.background.precompute import prepare_context
-from kvweave.engine.background.verdicts import (
+from kvweave.engine.components import Components, ListedCorpus
+from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
+from kvweave.engine.verdicts import (
     MIN_QUESTIONS,
     AutoRecipe,
     Measured,
@@ -30,8 +32,6 @@ from kvweave.engine.background.verdicts import (
     chosen,
     summarised,
 )
-from kvweave.engine.components import Components, ListedCorpus
-from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
 from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk

@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 
 from kvweave.config import DEFAULT_IDLE_SECONDS_PER_DAY, IdleConfig
-from kvweave.engine.background.budget import Spent
+from kvweave.engine.background_budget import Spent
 
 _PRESSURE: Final = Path("/proc/pressure/memory")
 _LOAD_S: Final = 60.0

@@ -17,7 +17,7 @@ from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer
 from kvweave.engine.answering.agreement import contradict, support
 from kvweave.engine.answering.cached_answers import CachedAnswers
-from kvweave.engine.background.budget import BackgroundBudget
+from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.index.documents import version_of
 
 Pair = tuple[CachedAnswer, CachedAnswer]

@@ -17,7 +17,6 @@ from kvweave.config import IdleConfig
 from kvweave.engine.active_requests import ActiveRequests, ProcessActivity
 from kvweave.engine.answering.cached_answers import CachedAnswers
 from kvweave.engine.answering.settings import Settings
-from kvweave.engine.background.budget import BackgroundBudget, Spent
 from kvweave.engine.background.conditions import (
     OwnLoad,
     budget_condition,
@@ -27,6 +26,7 @@ from kvweave.engine.background.conditions import (
     power_condition,
 )
 from kvweave.engine.background.jobs import Job, JobSource, job_source
+from kvweave.engine.background_budget import BackgroundBudget, Spent
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.state import KnowledgeBaseState, Progress, no_progress

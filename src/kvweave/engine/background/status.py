@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvweave.engine.background.budget import Spent, Worth
 from kvweave.engine.background.conditions import (
     Condition,
     MachineState,
@@ -14,6 +13,7 @@ from kvweave.engine.background.conditions import (
     machine_state,
     seconds_per_day,
 )
+from kvweave.engine.background_budget import Spent, Worth
 from kvweave.engine.knowledge_base import KnowledgeBase
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from kvweave.config import Config
 from kvweave.database import Database
-from kvweave.engine.background.budget import BackgroundBudget
+from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.errors import StoreError
 from kvweave.files import absolute_if_path, is_locked, is_process_alive, try_lock
 

@@ -23,6 +23,7 @@ from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
 from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, in_thread, services, start, tenant
+from kvweave.server.sources import UPLOADS_FOLDER, shown
 from kvweave.types import Message
 
 router = APIRouter(prefix="/v1/kb")
@@ -98,7 +99,7 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 
     def drop() -> None:
         of.delete(name)
-        shutil.rmtree(of.config.home / uploads.FOLDER / name, ignore_errors=True)
+        shutil.rmtree(of.config.home / UPLOADS_FOLDER / name, ignore_errors=True)
 
     await in_thread(drop)
     return {"name": name, "deleted": True}
@@ -141,9 +142,9 @@ async def document(
     def read() -> dict[str, Any]:
         with tenant(request).bases.using(name) as base:
             for each in base.documents():
-                if source in (each.source, uploads.shown(each.source)):
+                if source in (each.source, shown(each.source)):
                     text = document_text(base, each.source)
-                    return {"source": uploads.shown(each.source), "title": each.title, "text": text}
+                    return {"source": shown(each.source), "title": each.title, "text": text}
         raise PathNotFound(f"no document of knowledge base {name!r} is called {source!r}")
 
     return await in_thread(read)
@@ -190,8 +191,8 @@ async def caches(request: Request, name: str) -> dict[str, Any]:
 
 def _listed(document: ListedDocument) -> dict[str, Any]:
     described = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s", "notes")}
-    same_as = uploads.shown(document.same_as) if document.same_as else ""
-    return {"source": uploads.shown(document.source), **described, "same_as": same_as}
+    same_as = shown(document.same_as) if document.same_as else ""
+    return {"source": shown(document.source), **described, "same_as": same_as}
 
 
 def done(finished: Finished, *, explain: bool = False) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from kvweave.cancellation import cancellable, check_cancelled
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.files import write_atomically
-from kvweave.index.file_types import MAILS, content_suffix
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.server.running import Emit
+from kvweave.server.sources import UPLOADS_FOLDER, shown
 
-FOLDER: Final = "uploads"
 _LONGEST_NAME_BYTES: Final = 200
 _COPIED_BYTES: Final = 1 << 20
 _UNUSABLE: Final = re.compile(
@@ -92,19 +91,9 @@ def remove(base: KnowledgeBase, source: str) -> list[str]:
     return [shown(each) for each in found]
 
 
-def shown(source: str) -> str:
-    """Return a source as clients see it: an uploaded file's name alone."""
-    path = Path(source)
-    outer = path
-    for parent in path.parents:  # a file inside a file
-        if content_suffix(parent.name) in MAILS:
-            outer = parent
-    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == FOLDER else source
-
-
 def upload_folder(base: KnowledgeBase) -> Path:
     """Return the folder of the files that came to a knowledge base; `add` leaves files under `kb` out."""
-    return base.folder.parent.parent / FOLDER / base.name
+    return base.folder.parent.parent / UPLOADS_FOLDER / base.name
 
 
 def _shown_report(report: AddReport) -> AddReport:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from kvweave.engine.answering.completions import Finished
 from kvweave.engine.facts import facts
 from kvweave.results import Piece, Prefill, TokenLogprob
-from kvweave.server.bases.uploads import shown
+from kvweave.server.sources import shown
 
 CACHE_HEADER: Final = "X-Kvweave-Cache"
 CacheUsed = Literal["answer", "kv", "miss"]

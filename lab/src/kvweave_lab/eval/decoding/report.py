@@ -212,7 +212,7 @@ _DEFINITIONS = (
     ("agrees", "greedy tokens that equal dense decoding's on the same text"),
     (
         "pages, read, reads, run, hits",
-        "read from flash per token, over all layers and heads; entries per read; share of clusters already in memory",
+        "read from the disk per token, over all layers and heads; entries per read; share of clusters already in memory",
     ),
     ("memory", "peak of KV in memory, including everything that holds it"),
     (
@@ -227,7 +227,7 @@ def _page(done: DecodingResult, about: Mapping[str, Any], images: Mapping[str, b
     shown = {name.replace("_", " "): value for name, value in about.items() if name != "command"}
     return render_page(
         Page(
-            title="Long decoding with the KV on flash",
+            title="Long decoding with the KV on disk",
             model=done.model,
             summary="Texts far longer than their prompts, decoded under every strategy with the same share of their"
             " entries: how much each finds of what dense attention attends to, and which answers stay right.",
@@ -247,7 +247,7 @@ def _page(done: DecodingResult, about: Mapping[str, Any], images: Mapping[str, b
                 ),
                 _section(
                     "dynakv compared with others",
-                    "Missed recall and reads from flash, as shares of another strategy's on the same texts.",
+                    "Missed recall and reads from the disk, as shares of another strategy's on the same texts.",
                     html_table(_COMPARISON_COLUMNS, _comparison_cells(done)),
                 ),
                 _section(

@@ -1,0 +1,19 @@
+"""Sources of documents as clients see them."""
+
+from pathlib import Path
+from typing import Final
+
+from kvweave.index.file_types import MAILS, content_suffix
+
+UPLOADS_FOLDER: Final = "uploads"
+"""The folder in a tenant's home that holds the uploaded files of each knowledge base."""
+
+
+def shown(source: str) -> str:
+    """Return a source as clients see it: an uploaded file's name alone."""
+    path = Path(source)
+    outer = path
+    for parent in path.parents:  # a file inside a file
+        if content_suffix(parent.name) in MAILS:
+            outer = parent
+    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source
