@@ -24,7 +24,7 @@ DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_THINKING_TOKENS = 2048
 DEFAULT_IDLE_SECONDS_PER_DAY = 3600.0
-"""Background work that nobody asked for, per knowledge base: 4 % of a day. To predict 60 questions about 10 documents and answer
+"""Background work that no user asked for, per knowledge base: 4 % of a day. To predict 60 questions about 10 documents and answer
 them took one thread 185 s with a model of 270 million parameters (lab/docs/answer-cache.md); this is enough for models twenty times
 as slow."""
 EMBEDDING_MODELS = {"multilingual": "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"}
@@ -72,7 +72,7 @@ class ChunkingConfig:
 
     Attributes:
         chunk_tokens: Longest chunk. For a new knowledge base: 512, or an eighth of the model's context if that is less.
-        overlap_tokens: Tokens repeated from the chunk before. For a new knowledge base: 0.
+        overlap_tokens: Tokens that a chunk shares with the previous one. For a new knowledge base: 0.
     """
 
     chunk_tokens: int | None = None
@@ -84,9 +84,8 @@ class RetrievalConfig:
     """Retrieval.
 
     Attributes:
-        top_k: Number of chunks in front of a question.
-        reranker: Hub id or folder of a cross-encoder of sentence-transformers, which orders the best chunks again. Default:
-            none.
+        top_k: Number of chunks to retrieve.
+        reranker: Hub id or folder of a cross-encoder of sentence-transformers that reranks the best chunks. Default: none.
     """
 
     top_k: int = 5
@@ -98,11 +97,11 @@ class StoreConfig:
     """The store of chunk KV. Every limit is a hard cap; None leaves it as it was last set.
 
     Attributes:
-        limit_bytes: Cap of the KV on disk. At first 10 % of the free space, at most 20 GB.
-        host_bytes: Cap of copies in the process's memory. At first 0.
-        device_bytes: The same on the model's device.
+        limit_bytes: Limit of KV on disk. Initially 10 % of the free space, up to 20 GB; kept afterwards.
+        host_bytes: Limit of KV copies in the process's memory; initially 0.
+        device_bytes: Limit of KV copies in device memory; initially 0.
         shared: Address of a tier that several machines share, such as redis://host:6379/0 or s3://bucket/prefix.
-        shared_bytes: Cap of the shared tier. At first 20 GB.
+        shared_bytes: Limit of the shared tier; initially 20 GB.
         storage: How prepared KV is stored: auto, exact, int8 or int4. auto is int8, but exact for recipes that keep exact
             versions of chunks.
     """
@@ -122,9 +121,9 @@ class AnswersConfig:
     Attributes:
         answer_threshold: Least cosine similarity of two questions that may share an answer, 0..1 (PerCache's τ).
         answer_limit_bytes: Cap of the answer cache; 0 turns it off.
-        answer_error_bound: Largest share of wrong answers to questions that are near a stored one, 0..0.5; 0 gives none.
-        check_answers: Give an answer only if the passages hold its words, else say that the documents do not. Nothing is shown
-            before the answer is whole.
+        answer_error_bound: Accepted share of wrong cached answers for near questions, 0..0.5; at 0 they get no cached answer.
+        check_answers: Replace an answer by "The documents do not say." if its words are not in the passages. The answer then
+            appears only when it is complete.
     """
 
     answer_threshold: float = 0.85
@@ -139,8 +138,8 @@ class PredictionConfig:
 
     Attributes:
         prediction_stride: Number of questions predicted per round, 1..5.
-        decode_cutoff: Highest `answer_threshold` at which answers to predicted questions are computed ahead, 0..1; above
-            it only their KV is (PerCache §4.3.2).
+        decode_cutoff: Precompute answers to predicted questions up to this `answer_threshold`, 0..1; above it, precompute only
+            their KV (PerCache §4.3.2).
     """
 
     prediction_stride: int = 5
@@ -172,7 +171,7 @@ class IdleConfig:
         idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
         idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and the service.
         idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
-        idle_temperature: Highest temperature of the processor in °C, for the same work, where the system tells it.
+        idle_temperature: Highest temperature of the processor in °C, for the same work, if the system reports it.
     """
 
     idle_quiet_s: float = 60.0
@@ -396,18 +395,18 @@ def generation_bounds(generation: GenerationConfig) -> Iterator[Bound]:
         temperature == 0 or 1e-3 <= temperature < 1e3,
         f"temperature is {temperature}; use 0 (greedy) or a value from 0.001 to 1000",
     )
-    yield 0 < top_p <= 1, f"top_p is {top_p}; it lies in (0, 1]"
+    yield 0 < top_p <= 1, f"top_p is {top_p}; it must be in (0, 1]"
     yield (
         lookup_tokens >= 0,
         f"prompt_lookup_tokens is {lookup_tokens}; it cannot be negative (0: none are looked up)",
     )
-    yield seed is None or 0 <= seed < 2**63, f"seed is {seed}; it lies between 0 and 2^63"
+    yield seed is None or 0 <= seed < 2**63, f"seed is {seed}; it must be between 0 and 2^63"
 
 
 def _answer_bounds(answers: AnswersConfig, prediction: PredictionConfig) -> Iterator[Bound]:
     threshold, limit_bytes = answers.answer_threshold, answers.answer_limit_bytes
     stride, cutoff = prediction.prediction_stride, prediction.decode_cutoff
-    yield 0 <= threshold <= 1, f"answer_threshold is {threshold}; it lies between 0 and 1"
+    yield 0 <= threshold <= 1, f"answer_threshold is {threshold}; it must be between 0 and 1"
     yield (
         0 <= limit_bytes < 2**63,
         f"answer_limit_bytes is {limit_bytes}; it cannot be negative (0: keep no answers)",
@@ -415,16 +414,16 @@ def _answer_bounds(answers: AnswersConfig, prediction: PredictionConfig) -> Iter
     bound = answers.answer_error_bound
     yield (
         0 <= bound <= 0.5,
-        f"answer_error_bound is {bound}; it lies between 0 (answer only what is certainly the same) and 0.5",
+        f"answer_error_bound is {bound}; it must be between 0 (answer only what is certainly the same) and 0.5",
     )
-    yield 1 <= stride <= 5, f"prediction_stride is {stride}; it lies between 1 and 5"
-    yield 0 <= cutoff <= 1, f"decode_cutoff is {cutoff}; it lies between 0 and 1"
+    yield 1 <= stride <= 5, f"prediction_stride is {stride}; it must be between 1 and 5"
+    yield 0 <= cutoff <= 1, f"decode_cutoff is {cutoff}; it must be between 0 and 1"
 
 
 def _calibration_bounds(calibration: CalibrationConfig) -> Iterator[Bound]:
     for name in ("calibrate_first_tokens", "calibrate_answers"):
         value = getattr(calibration, name)
-        yield 0 <= value <= 1, f"{name} is {value}; it lies between 0 and 1"
+        yield 0 <= value <= 1, f"{name} is {value}; it must be between 0 and 1"
 
 
 def _idle_bounds(idle: IdleConfig) -> Iterator[Bound]:

@@ -31,7 +31,7 @@ class ServerConfig:
         async_kv: Load stored KV of a request while others are computed.
         share_kv: Keep one copy in memory of stored KV that several running requests use.
         idle_work: Do background work while no request runs.
-        vllm_metrics: Give the metrics that vLLM has too under its names as well.
+        vllm_metrics: Also export metrics under vLLM's names.
     """
 
     host: str = "127.0.0.1"
@@ -55,7 +55,7 @@ class ServerConfig:
 
 def server_bounds(server: ServerConfig) -> Iterator[tuple[bool, str]]:
     """Yield whether each setting's value is possible, and the error message if it is not."""
-    yield 0 <= server.port < 2**16, f"port is {server.port}; it lies between 0 (a free one) and 65535"
+    yield 0 <= server.port < 2**16, f"port is {server.port}; it must be between 0 (a free one) and 65535"
     yield server.max_queue >= 0, f"max_queue is {server.max_queue}; it cannot be negative (0: none waits)"
     for name in ("max_running", "max_body_bytes", "max_upload_bytes", "max_connections"):
         value = getattr(server, name)

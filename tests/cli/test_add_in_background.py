@@ -91,7 +91,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     assert "chunks have no vector yet: words alone could find them" in explained
     assert "they can be asked about now" in added
     assert "are still to be prepared, at least" in added
-    assert "nobody does it (no process could be started: no more processes)" in added
+    assert "no process is preparing them (no process could be started: no more processes)" in added
     lock = tmp_path / "home" / "kb" / "default" / "prepare.lock"
     for words, pipe in ((("ls",), "stderr"), (("cache", "stats"), "stdout"), (("doctor",), "stdout")):
         told = getattr(command(*words), pipe)
@@ -101,7 +101,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
         assert "process 4711 works on it" in command("ls").stderr
         assert "process 4711 does it," in command("add", documents).stdout  # none is started beside it
         assert (
-            "nobody does it" in command("add", documents, "--recipe", "reuse").stdout
+            "no process is preparing them" in command("add", documents, "--recipe", "reuse").stdout
         )  # it prepares for another
     assert "KV computed for 0" not in command("add", documents, "--wait").stdout
     assert "vectors: none yet" not in command("search", GLORRIC).stdout

@@ -47,7 +47,8 @@ def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command,
 def test_a_budget_and_a_stride_that_cannot_be_are_named(command, documents):
     command("add", documents, "--quiet")
     assert (
-        "prediction_stride is 9; it lies between 1 and 5" in command("idle", "--stride", "9", code=1).stderr
+        "prediction_stride is 9; it must be between 1 and 5"
+        in command("idle", "--stride", "9", code=1).stderr
     )
     refused = command("idle", code=1, KVWEAVE_IDLE_POWER="solar").stderr
     assert "idle_power is 'solar'; choose mains" in " ".join(refused.split())

@@ -35,7 +35,7 @@ def test_a_calm_machine_and_one_that_tells_nothing_may_work():
     for state in (CALM, UNKNOWN):
         assert first_reason(conditions(IdleConfig(), state)) == ""
     told = [each.state for each in conditions(IdleConfig(), UNKNOWN)]
-    assert told == ["mains", *["not told by this system"] * 3]
+    assert told == ["mains", *["not reported by this system"] * 3]
 
 
 @pytest.mark.parametrize(

@@ -494,7 +494,7 @@ def test_a_folder_that_cannot_be_used_and_a_limit_that_cannot_be_held(tmp_path: 
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be used"):
         ChunkStore(tmp_path / "file")
-    with pytest.raises(InvalidRequest, match="lies between"):
+    with pytest.raises(InvalidRequest, match="must be between"):
         ChunkStore(tmp_path / "store", limit_bytes=-1)
     (tmp_path / "catalog.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match="not a readable catalogue"):

@@ -187,7 +187,7 @@ def test_a_prompt_with_its_own_positions_is_never_computed_again(shift):
     plain = reply([], 10)
     assert reply([plain], 10) == plain
     if shift < 0:  # positions 40 … 49 are below the change at 64, though there are more than 64 tokens
-        with pytest.raises(InvalidRequest, match="long frequencies"):
+        with pytest.raises(InvalidRequest, match="long RoPE frequencies"):
             reply([], 40)
 
 

@@ -449,7 +449,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "top_k", "default": 5, "value": 5, "help": "Number of chunks in front of a question."},
     {"name": "recipe", "default": "reuse", "value": "prophetkv", "help": "How stored KV is reused."},
     {"name": "ratio", "default": 0.2, "value": 0.2, "help": "Share of the stale tokens that is recomputed, 0..1."},
-    {"name": "limit_bytes", "default": None, "value": None, "help": "Cap of the KV on disk. At first 10 % of the free space, at most 20 GB."},
+    {"name": "limit_bytes", "default": None, "value": None, "help": "Limit of KV on disk. Initially 10 % of the free space, up to 20 GB; kept afterwards."},
     {"name": "answer_threshold", "default": 0.85, "value": 0.85, "help": "Least cosine similarity of two questions that may share an answer, 0..1."},
     {"name": "answer_limit_bytes", "default": 100_000_000, "value": 100_000_000, "help": "Cap of the answer cache; 0 turns it off."},
     {"name": "port", "default": 8420, "value": 8420, "help": "Port to listen on; 0 takes a free one."},

@@ -1,8 +1,8 @@
 """Near misses: questions that may have asked what a stored one asks, and what their own answers said about it.
 
-A near miss is remembered until its question has an answer of its own. If that agrees with the stored one, the stored answer
-would have been right. From such verdicts comes the similarity above which stored answers are wrong in no more cases than the
-user accepts (vCache's bound, here for each kind of near miss; verification after the fact as in Krites).
+A near miss is remembered until its question has an answer of its own. The verdict is whether that agrees with the stored answer.
+Verdicts give the lowest similarity at which wrong answers stay within the user's bound (vCache's bound, here for each kind of near
+miss; verification after the fact as in Krites).
 """
 
 import hashlib
@@ -157,7 +157,7 @@ def least_score(verdicts: Sequence[Verdict], bound: float) -> float | None:
 
 
 def _evidence(refuted: int, of: int, bound: float) -> float:
-    """Return how much likelier so many refutations are with fewer than the share `bound` of them than with just that share.
+    """Return the likelihood ratio of the observed refutations: an error rate below `bound` against exactly `bound`.
 
     A mean of likelihood ratios over some lower shares. Where the true share is `bound` or more, it is a supermartingale of mean 1
     at most, so the chance that it ever reaches 1 / x is at most x (Ville's inequality), however often it is looked at.

@@ -73,7 +73,7 @@ def _watch(
 def _prepare(
     done: "AddReport", base: "KnowledgeBase", options: opt.SharedOptions, report: "Progress"
 ) -> "tuple[AddReport, Worker | None]":
-    """Prepare the chunks, or let somebody else do it; return the report, and who does."""
+    """Prepare the chunks, or hand them to another process; return the report, and that process."""
     if not done.chunk_kv_waiting:
         return done, None
     if base.config.wait:

@@ -1,4 +1,4 @@
-"""calibrate: find the cheapest recipe that keeps what full attention answers; it becomes what recipe auto stands for."""
+"""calibrate: find the cheapest recipe that answers like full attention, and make it recipe auto."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,14 +24,14 @@ def calibrate(
         Path | None,
         typer.Option(
             "--questions",
-            help='Take these instead of asked and predicted ones: a file of lines {"question": "…"}.',
+            help='JSONL file of questions ({"question": "…"} per line) to use instead of stored ones.',
         ),
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Show what holds now, and measure nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the current result without measuring.")] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Find the cheapest recipe that keeps what full attention answers; recipe auto then stands for it."""
+    """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
 
     opt.quiet_libraries()

@@ -153,7 +153,7 @@ def _families() -> list[Finding]:
     from kvweave.models.families import PREFIX_ONLY, REFUSED, listed
 
     return [
-        Finding("models with recipe prefix alone", True, listed(PREFIX_ONLY)),
+        Finding("models that support only recipe prefix", True, listed(PREFIX_ONLY)),
         Finding("models that cannot be used", True, listed(REFUSED)),
     ]
 

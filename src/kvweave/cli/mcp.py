@@ -22,8 +22,8 @@ PORT = 8421
     *("top_k", "max_new_tokens", "temperature", "think"),
     *opt.OFFLOADING,
     "use_server",
-    kb="Name of the knowledge base that tools ask where a call names none.",
-    top_k="Passages in front of a question where a call names no number. Default: 5.",
+    kb="Knowledge base to use if the tool call names none.",
+    top_k="Passages to retrieve if the tool call does not say how many. Default: 5.",
 )
 def mcp(
     http: Annotated[

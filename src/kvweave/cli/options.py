@@ -78,14 +78,14 @@ class SharedOptions:
     ] = None
     reranker: Annotated[
         str | None,
-        _Declared("A cross-encoder that orders the best chunks again: hub id or folder. Default: none."),
+        _Declared("Cross-encoder that reranks the best chunks: hub id or folder. Default: none."),
     ] = None
     chunk_tokens: Annotated[
         int | None, _Declared("Longest chunk. Default: 512, or an eighth of the model's context.")
     ] = None
-    overlap_tokens: Annotated[int | None, _Declared("Tokens repeated from the chunk before. Default: 0.")] = (
-        None
-    )
+    overlap_tokens: Annotated[
+        int | None, _Declared("Tokens that a chunk shares with the previous one. Default: 0.")
+    ] = None
     system: Annotated[
         str | None, _Declared("The instruction that every prompt starts with; fixed by the first add.")
     ] = None
@@ -125,10 +125,11 @@ class SharedOptions:
     coverage: Annotated[
         float | None,
         _Declared(
-            "Instead: recompute as few tokens as hold this share of all scores, 0 to 1; from 2 % to half of them."
+            "Instead of --ratio: recompute the top-scored tokens that together hold this share of the scores, 0 to 1 (at least 2 %, "
+            "at most 50 % of the tokens)."
         ),
     ] = None
-    top_k: Annotated[int | None, _Declared("Chunks in front of the question. Default: 5.")] = None
+    top_k: Annotated[int | None, _Declared("Number of chunks to retrieve. Default: 5.")] = None
     max_new_tokens: Annotated[
         int | None, _Declared("Longest answer. Default: 256, or an eighth of the model's context.")
     ] = None

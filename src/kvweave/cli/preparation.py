@@ -1,4 +1,4 @@
-"""What follows an `add`: who prepares the chunks, how far that is, and the background process that does it."""
+"""What follows an `add`: which process prepares the chunks, how far it is, and how it is started."""
 
 import os
 import sys
@@ -28,15 +28,15 @@ _NICENESS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Who prepares the chunks that an `add` has left.
+    """The process that prepares the chunks which an `add` has left.
 
     Attributes:
         status: what is left.
-        by: the running server of the same home, a process of its own, or nobody.
+        by: the running server of the same home, a process of its own, or nobody: no process could be started.
         address: of the server.
         process: its id.
         log: what the process writes.
-        why: why nobody does.
+        why: why no process could be started.
     """
 
     status: "PreparationStatus"
@@ -54,11 +54,13 @@ class Worker:
             return (
                 f"{left}; process {_named(self.process)} does it, kvweave ls shows how far it is ({self.log})"
             )
-        return f"{left}; nobody does it ({self.why}), kvweave add --wait with the same paths does"
+        return (
+            f"{left}; no process is preparing them ({self.why}); run `kvweave add --wait` on the same paths"
+        )
 
 
 def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
-    """Let the process that is at it, the running server or a new process prepare the chunks; return who does."""
+    """Let the background process, the running server or a new process prepare the chunks; return which."""
     log, status = base.preparation.log, base.preparation.status()
     # Either looks again before it ends, and documents are marked by now; the background process does it in any way.
     if base.preparation.is_left_to_worker() or base.preparation.background() is not None:
@@ -202,7 +204,7 @@ class _Log:
 
 
 def sentence(status: "PreparationStatus", server: str = "") -> str:
-    """Say how much is left and who works on it, if no process does, the server at this address; empty if nothing is left."""
+    """Say how much is left, and which process or else which server prepares it; empty if nothing is left."""
     if not status.left:
         return ""
     counts = {

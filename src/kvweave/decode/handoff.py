@@ -211,7 +211,7 @@ class DecodeState:
             if kv not in (None, self._kv):
                 self.close()
                 raise InvalidRequest(
-                    f"the prompt was prefilled for {self._kv} and is to be decoded as {kv}; name one"
+                    f"prefill got kv={self._kv} and generate got kv={kv}; pass the same to both, or only to prefill"
                 )
 
     def offload(self, token_ids: Sequence[int], question_tokens: int) -> None:

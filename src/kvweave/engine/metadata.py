@@ -1,4 +1,4 @@
-"""What a knowledge base was made with: recorded when its first documents come in, compared ever after.
+"""Records what a knowledge base was made with on the first `add`, and checks it on every later use.
 
 A tokenizer cuts the chunks, an embedding model makes the vectors, and the weights make KV behind one system prompt.
 A knowledge base that is read with any other of these gives wrong answers without an error, so kvweave refuses.

@@ -31,7 +31,7 @@ _SCHEMA = (
 def check_limit(limit_bytes: int) -> None:
     """Raise InvalidRequest for a limit that cannot be held."""
     if not 0 <= limit_bytes < 2**63:
-        raise InvalidRequest(f"the store's limit is {limit_bytes} bytes; it lies between 0 and 2^63")
+        raise InvalidRequest(f"the store's limit is {limit_bytes} bytes; it must be between 0 and 2^63")
 
 
 class Limits:

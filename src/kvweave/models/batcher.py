@@ -1,10 +1,9 @@
 """Continuous batching: the passes of concurrent requests run together, packed into one call of the model.
 
-A request is written as if it were alone, in a thread of its own. Where it calls the model, it waits here. One thread takes
-what waits and runs it: the rows of all decoding requests, one or a few of each, and pieces of prompts, as many rows as
-a pass of about half a second takes, or of a second where nobody is decoding. So a long prompt delays nobody's next token by more than
-one such pass, and a request whose KV is still loading delays nobody (FusionRAG §4.2, §4.3). `pass_schedule` says what runs when, and
-how long a request may wait.
+A request is written as if it were alone, in a thread of its own. Where it calls the model, it waits here. One thread collects waiting
+requests and runs them together: one or a few rows per decoding request, and pieces of prompts up to half a second of work (one second
+if no request is decoding). A long prompt delays a token by at most one such pass. A request whose KV is still loading delays no other
+(FusionRAG §4.2, §4.3). `pass_schedule` says what runs when, and how long a request may wait.
 """
 
 import threading

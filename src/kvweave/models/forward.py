@@ -101,9 +101,8 @@ def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: T
     held, last = int(positions[0]) - 1, int(positions[-1])
     if held >= 0 and rope_regime(model.config, held + 1) == "short" != rope_regime(model.config, last + 1):
         raise InvalidRequest(
-            f"position {last} is the first that needs the model's long frequencies; what the cache holds cannot be "
-            "computed again under them, since its positions or its attention are not the model's own: allow fewer "
-            "answer tokens (--max-new-tokens)"
+            f"at position {last} the model needs its long RoPE frequencies, and this cache cannot be recomputed with them; "
+            "allow fewer answer tokens (--max-new-tokens)"
         )
     return kv_cache.continuation(rows) if kv_cache.continuation is not None else None
 

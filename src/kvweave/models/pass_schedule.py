@@ -24,7 +24,7 @@ PASS_S: Final = 0.5
 """Seconds that a pass with pieces of prompts should take: so long they delay a token. Where the weights alone take longer to
 read, it takes twice that time."""
 WITHOUT_REPLIES: Final = 2.0
-"""A pass that delays nobody's token may take so many times as long."""
+"""A pass that delays no token, because no request is decoding, may take so many times as long."""
 LEAST_PIECE, MOST_ROWS, FIRST_ROWS = 32, 4096, 256
 """Rows: the smallest piece of a prompt, the most of a pass, and those of a pass before any has been timed."""
 

@@ -32,7 +32,7 @@ the kernel is there.
 
 
 def respect_cpu_limits() -> int:
-    """Lower PyTorch's number of threads to what the process may use, unless somebody chose it; return the number.
+    """Lower PyTorch's number of threads to what the process may use, unless the user chose it; return the number.
 
     PyTorch knows a process's affinity, but not the quota of its control group. With more threads than that, all of them
     wait for the one that is throttled. A number that is not PyTorch's default was chosen, and stays. What is kept for shapes

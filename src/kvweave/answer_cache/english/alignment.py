@@ -1,8 +1,8 @@
 """How likely two questions ask the same, by which words of one belong to words of the other; learned from pairs of questions.
 
-`lab/experiments/near_questions.py` made the weights. They cannot count it for sameness that two questions are worded differently,
-though that tells paraphrases from look-alikes in most collections of pairs: people make a look-alike by changing a word. Nor do they tell
-a look-alike that is reworded too, of which about a tenth passes. So what is likely is near, and not the same.
+`lab/experiments/near_questions.py` made the weights. They never treat different wording as evidence of the same meaning, although it is
+one in most datasets: look-alikes there are made by changing one word. Nor do they tell a look-alike that is reworded too, of which
+about a tenth passes. So what is likely is near, and not the same.
 """
 
 import math

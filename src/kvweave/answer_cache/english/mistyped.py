@@ -1,8 +1,8 @@
 """Tells whether two questions are the same but for typing errors.
 
-All words but the mistyped ones are equal, so the stored question says what a word was meant to be: a word that stands in no dictionary
-and is a letter away from the stored one is taken for it, unless another word is the likelier one, or means the opposite, a number,
-a negation or a direction. Of words that are as likely, `Mistyped.rivals`, the caller makes sure that the documents have none. Names,
+Only the misspelt words differ, so the stored question shows the intended word. A non-dictionary word one letter away from it is
+accepted. It is rejected if another word is likelier, or if it is an opposite, number, negation or direction. `Mistyped.rivals` lists
+equally likely words; the caller checks that the documents lack them. Names,
 numbers and codes are never taken for each other; a name only for itself with two letters swapped.
 """
 

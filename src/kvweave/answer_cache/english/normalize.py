@@ -145,7 +145,7 @@ def _understood(text: str, known: Lexicon) -> tuple[Clause, tuple[str, ...], tup
 def _asked_by_keywords(words: Sequence[Word], known: Lexicon) -> list[Word]:
     """Return "what is" or "who is" for words that only name what is asked for, and of what; else nothing.
 
-    "battery retest date", "owner of the boat": at most one name, so that nobody's role is in doubt.
+    "battery retest date", "owner of the boat": at most one name, so that no role is in doubt.
     """
     texts = [word.text for word in words]
     of = texts.index("of") if "of" in texts else len(words)

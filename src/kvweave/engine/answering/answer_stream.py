@@ -1,7 +1,6 @@
-"""An answer on its way to the caller, piece by piece; also one that is already there, in the answer cache.
+"""Streams an answer, computed or cached, in pieces.
 
-Imports no code that runs models: a cached answer needs none. `explain`, for who asks, says what became of each token of
-the prompt.
+Imports no model code: a cached answer needs none. `explain` returns what happened to each prompt token.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -1,7 +1,7 @@
-"""The way of a question around the model: its options and the answer cache before, a check of what is said behind.
+"""Handles a question before and after the model.
 
-A question that is cached in these words is answered without the code that runs models, whose import takes many times as
-long; it is imported for the others.
+It completes the options, tries the answer cache, and optionally checks the answer. Importing the code that runs models takes
+much longer than a cache look-up, so it is imported only if the cache has no answer.
 """
 
 import time

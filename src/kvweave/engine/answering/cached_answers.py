@@ -1,9 +1,8 @@
 """The answer cache beside the documents: decides whether a cached answer is still valid, and stores new ones.
 
-An answer is valid while no document it was made from has changed; the cache's own commit drops it otherwise. When
-documents came in since, it is valid only while its evidence is the same: a search for its question finds the chunks that it
-was made from, or others that do not bear on the question. That search runs once per change of the document list, when
-the answer is asked for or at idle time. Knows no model but the embedding model.
+An answer is valid while no document it was made from has changed; the cache's own commit drops it otherwise. After
+documents were added, it is valid only if its evidence is unchanged. A new search must find the same chunks, or others
+unrelated to the question. That search runs once per change of the document list, when the answer is asked for or at idle time. Knows no model but the embedding model.
 """
 
 import logging

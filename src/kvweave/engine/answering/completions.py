@@ -152,7 +152,7 @@ class DocumentPrompt:
         return Assembled(prompt, sources)
 
     def keep(self, answer: Answer) -> None:
-        """Keep no answer: nobody says when such documents change."""
+        """Keep no answer: no caller says when such documents change."""
         self.answered(self.documents, self.options)
 
     def _rendered(self) -> TokenizedPrompt:

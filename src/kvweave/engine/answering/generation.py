@@ -1,4 +1,4 @@
-"""Decoding: from the first token's logits to a stream of text, with the log probabilities of its tokens for who asks."""
+"""Decoding: from the first token's logits to a stream of text, with the log probabilities of its tokens if the caller wants them."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence

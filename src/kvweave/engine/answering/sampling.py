@@ -35,7 +35,7 @@ def check_sampling(sampling: Sampling) -> None:
     bounds = (
         (
             count is None or 0 <= count <= MAX_LOGPROBS,
-            f"logprobs is {count}; it lies between 0 and {MAX_LOGPROBS}",
+            f"logprobs is {count}; it must be between 0 and {MAX_LOGPROBS}",
         ),
         (len(stops) <= MAX_STOPS, f"{len(stops)} stop texts are given; at most {MAX_STOPS} are possible"),
         (all(stops), "a stop text is empty; leave it out"),

@@ -1,8 +1,8 @@
 """Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
 
-It goes in steps, of which background work does one at a time: one question under every budget that can still win, then the
-KV that the chosen budget needs, a batch of chunks at a time, and last the verdict. What a step has found is stored, so an
-interrupted calibration continues. A change of the documents makes it start over.
+It runs in steps; background work does one at a time. First each question under every remaining budget, then the KV that the
+chosen budget needs, in batches of chunks, then the verdict. What a step has found is stored, so an interrupted calibration
+continues. A change of the documents makes it start over.
 """
 
 import shutil

@@ -78,7 +78,7 @@ def machine_state(own: OwnLoad) -> MachineState:
 
 
 def conditions(config: IdleConfig, machine: MachineState) -> tuple[Condition, ...]:
-    """Return the conditions that the settings make for work which nobody has asked for just now."""
+    """Return the conditions that the settings make for work that no user has just asked for."""
     power = "mains" if machine.on_mains else "battery"
     on_battery = config.idle_power == "mains" and not machine.on_mains
     return (
@@ -102,12 +102,12 @@ def conditions(config: IdleConfig, machine: MachineState) -> tuple[Condition, ..
 
 
 def power_condition(config: IdleConfig) -> Condition:
-    """Return the condition that holds even for work that somebody has asked for."""
+    """Return the condition that holds even for work that a user has asked for."""
     return conditions(config, MachineState(_on_mains(), None, None, None))[0]
 
 
 def seconds_per_day(config: IdleConfig, *, asked_for: bool = False) -> float | None:
-    """Return the daily budget of seconds; None without a limit, which is the default for work that somebody has asked for."""
+    """Return the daily budget of seconds; None without a limit, the default for work that a user has asked for."""
     seconds = config.idle_seconds_per_day
     if seconds is None and not asked_for:
         return DEFAULT_IDLE_SECONDS_PER_DAY
@@ -115,7 +115,7 @@ def seconds_per_day(config: IdleConfig, *, asked_for: bool = False) -> float | N
 
 
 def budget_condition(config: IdleConfig, spent: Spent, *, asked_for: bool = False) -> Condition:
-    """Return the condition that today's work is within the daily budget; `asked_for` is whether somebody asked for more."""
+    """Return the condition that today's work is within the daily budget; `asked_for` is whether a user asked for the work."""
     seconds, flops = seconds_per_day(config, asked_for=asked_for), config.idle_flops_per_day
     state, reason = f"{spent.seconds:.3g} s spent today, no limit (idle_seconds_per_day)", ""
     if seconds is not None:
@@ -143,7 +143,7 @@ def memory_pressure(path: Path = _PRESSURE) -> float | None:
 
 
 def temperature() -> float | None:
-    """Return the highest temperature of the processor's sensors in °C; None where the system does not tell."""
+    """Return the highest temperature of the processor's sensors in °C; None where the system does not report one."""
     read = getattr(psutil, "sensors_temperatures", None)  # on Linux and FreeBSD
     found: list[float] = []
     with suppress(OSError, ValueError, AttributeError):
@@ -155,7 +155,7 @@ def temperature() -> float | None:
 
 def _at_most(name: str, value: float | None, limit: float, setting: str, unit: str = "") -> Condition:
     if value is None:
-        return Condition(name, "not told by this system", "")
+        return Condition(name, "not reported by this system", "")
     state = f"{value:.3g}{unit} (at most {limit:g}{unit}, {setting})"
     above = f"the {name} is {value:.3g}{unit}, above {limit:g}{unit} ({setting})"
     return Condition(name, state, above if value > limit else "")

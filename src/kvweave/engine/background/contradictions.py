@@ -76,7 +76,7 @@ class Contradictions:
     def _of_new_answers(self, between: Callable[[], None]) -> Iterator[Pair]:
         """Yield those of answers that were not looked at yet, the older one first.
 
-        Those from the first contradiction on are looked at again next time: settling it makes both answers anew.
+        Pairs from the first contradiction on are checked again next time, because settling it recomputes both answers.
         """
         before = compared = self.budget.fact(_COMPARED) or 0.0
         found = False

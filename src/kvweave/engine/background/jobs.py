@@ -303,7 +303,7 @@ def paused_predictions(
 
 
 def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
-    """Return why the answer to a predicted question is not to be given to anybody; None if it may be.
+    """Return why the answer to a predicted question may not be stored; None if it may be.
 
     `wanted` is the answer that the question was made for, if it was: both ways must agree (Alberti et al. 2019, §2.3).
     """

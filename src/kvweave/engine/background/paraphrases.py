@@ -27,9 +27,10 @@ _KINDS_THAT_AGREE = frozenset({frozenset({"when", "time"}), frozenset({"when", "
 def changes_meaning(question: str, wording: str) -> bool:
     """Return whether a wording is known to ask something else than a question; symmetric.
 
-    It is if a name, a number or the negation differs, if the answer cache sees any other difference that changes an answer
-    (opposites, direction, order, a part), or, where both are followed as English questions, what is asked for, the tense, or the
-    roles of the same words.
+    It is known in these cases:
+    - A name, a number or the negation differs.
+    - The answer cache's veto finds a difference: opposites, direction, order, a part.
+    - Both parse as English questions, and what is asked for, the tense or the roles of the same words differ.
     """
     one, other = normalize(question), normalize(wording)
     if not keeps_decisive_words(question, wording) or one.negated != other.negated:

@@ -39,7 +39,7 @@ class Precomputer:
     ) -> Answer:
         """Compute a question's answer again; store it and its KV as a request's would be.
 
-        An answer that `accepts` refuses is returned and not stored: nobody is ever given it.
+        An answer that `accepts` refuses is returned and not stored: no request ever gets it.
         """
         before_s = self.waited_s()
         cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s, accepts=accepts)

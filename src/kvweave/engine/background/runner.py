@@ -130,7 +130,7 @@ class BackgroundRunner:
         budget: what was spent so far.
         lock: a file that lets one process at a time do the work.
         config: when to work, and how much.
-        preparer: prepares what was added. Its work comes first and is not part of the budget: somebody waits for it.
+        preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class BackgroundRunner:
     ) -> BackgroundReport:
         """Work now, until nothing is left, the day's budget is spent, or `stop` is set; yield to requests throughout.
 
-        With `low_load`, as for work that nobody has asked for just now, it also ends when the machine is needed for other things,
-        and after an hour a day where the settings name no budget.
+        With `low_load`, also stop when other programs need the machine, and after one hour a day unless the settings give a
+        budget.
         A started job is finished, so one job may overdraw the budget. A job that fails is logged and left for another
         run.
         """

@@ -54,7 +54,7 @@ class IdleStatus:
             wordings ("paraphrase") are worth.
         dropped: predicted questions that were not worth an answer, by reason.
         summaries_dropped: summaries that questions are not predicted from, by reason.
-        conditions: what must hold for work that nobody has asked for just now.
+        conditions: what must hold for work that no user has just asked for.
     """
 
     day: str

@@ -1,8 +1,8 @@
 """The conversations of a knowledge base: opens them, and finds chunks and answers for their turns.
 
-A question that stands alone is looked up in the answer cache, and is answered from it if it is there. Its answer is computed
-otherwise, and goes into the cache if nothing was said before; behind other turns the question is queued, since the model saw
-those too. A question that leans on the conversation never reaches the cache.
+A question that stands alone uses the answer cache. If the cache has no answer, one is computed. In the first turn it is stored; in
+later turns the question is queued, because the model also saw the conversation. A question that leans on the conversation never
+reaches the cache.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
 """Documents into a knowledge base: only what changed, and safe to interrupt at any moment.
 
 A document becomes visible in one commit, once its chunks are written; the same commit drops its earlier version. From then
-on it can be asked about. Vectors and chunk KV follow (`chunk_preparation.py`), vectors with the chunks where somebody waits for all or
-they are few. Every `add` looks what listed chunks lack, which also repairs an interrupted run and follows a raised limit or another
+on it can be asked about. Vectors are written with the chunks if these are few or the caller waits; otherwise later, as chunk KV is
+(`chunk_preparation.py`). Every `add` also checks what listed chunks lack. This repairs interrupted runs and applies a new limit or
 recipe.
 """
 

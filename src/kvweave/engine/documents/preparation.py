@@ -4,8 +4,8 @@ The commit that lists a document marks that there is something to prepare; so do
 documents may have been computed after its chunks. The mark goes once everything that fits the store's limit is prepared, so work
 that was interrupted is found again. The process that works holds the lock on `lock`.
 
-The background process holds the lock on `background_lock` too, from its start to its end, and does all that is marked, for whatever
-recipe. Before it has loaded its code, the file tells of it.
+The background process prepares everything marked, for any recipe. It also holds the lock on `background_lock`, from its start to its
+end. That file has its id as soon as it is started, before it has loaded its code.
 """
 
 import logging

@@ -44,7 +44,7 @@ class Serving:
 
     Args:
         config: the settings; `home` is the folder of a server without tenants.
-        tenants: who may use the server; None for whoever asks, all of them in the same home.
+        tenants: who may use the server; None for any client, all in the same home.
         idle: do background work for open knowledge bases; it yields to requests.
         request_bytes: cap, for each tenant, on the stored KV of chats and of callers' documents; None leaves it as it was,
             at first 10 % of the free space, at most 20 GB.

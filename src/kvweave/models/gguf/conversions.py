@@ -138,7 +138,7 @@ class Conversions:
             raise
 
     def _delete(self, folder: Path) -> None:
-        """Delete a folder; after the first step nobody takes what is left of it for a model."""
+        """Delete a folder; after the first step no process takes what is left of it for a model."""
         gone = folder.with_name(f"{folder.name}{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
         folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)

@@ -23,8 +23,8 @@ def cacheclip(auxiliary: str | None = None) -> Recipe:
         with its own KV, so that selection costs the large model nothing.
     Parameters: ratio 0.2; windows of 8 tokens that keep more than 5 (both as in the paper); the auxiliary model.
     Differs from the paper: §3.3 does not say what becomes of the budget of dropped tokens. A tenth of the tokens, spread
-        over the context as attention is, hardly ever falls six times into one window of eight: with the selection fixed
-        before windows drop from it, next to nothing is recomputed (`cacheclip-windows` in the lab). So more tokens are
+        as attention is, rarely puts six tokens into a window of eight. A selection fixed before windows are dropped would
+        recompute almost nothing (`cacheclip-windows` in the lab). So more tokens are
         selected until those that windows keep fill the budget. The auxiliary model runs while chunk KV is loading; only the
         first bytes of KV from a shared tier are awaited before the recomputation.
     Relations: `prophetkv` runs the question through the model itself, over all stale chunks at once; `kvweave

@@ -16,7 +16,7 @@ def split(text: str | None) -> tuple[str, ...]:
 
 
 def tenants_of(server: ServerConfig) -> Tenants | None:
-    """Return who may use the server, as its settings say; None for whoever asks. Raises InvalidRequest."""
+    """Return who may use the server, as its settings say; None for any client. Raises InvalidRequest."""
     keys = split(server.api_key)
     if server.tenants is not None:
         return read_tenants(Path(server.tenants).expanduser(), keys)
