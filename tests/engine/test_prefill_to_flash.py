@@ -124,7 +124,7 @@ def test_a_result_with_streamed_kv_takes_no_other_settings(store: kvweave.ChunkS
     with pytest.raises(InvalidRequest, match="streamed its KV to a sink"):
         adapter.model.generate(**result.generate_kwargs, max_new_tokens=2)
     result = kvweave.prefill(adapter, store, asked(), kv=WHOLE)
-    with pytest.raises(InvalidRequest, match="name one"):
+    with pytest.raises(InvalidRequest, match="pass the same to both"):
         kvweave.generate(result, kv=kvweave.OffloadSettings(0.5, **SMALL))
     prepare(adapter, store, asked().chunks, recipe="ape", system=SYSTEM)
     with pytest.raises(InvalidRequest, match="leave kv_budget out"):
