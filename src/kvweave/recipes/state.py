@@ -109,7 +109,7 @@ class PrefillState:
 
     All rows are prompt positions, ascending, on the CPU. A pass over rows writes their K,V to `kv_cache`, which belongs
     to this request. A selector may run the question's rows, since the recomputation runs them again. One that ranks the
-    stale rows by scores (n,) puts these into `scores`, which `explain` reads.
+    stale rows by scores (n,) puts these into `scores`, for who asks why.
     """
 
     request: PrefillRequest
