@@ -318,3 +318,10 @@ def test_the_general_words_hold_words_forms_names_and_opposites():
 )
 def test_who_owns_a_task_is_responsible_for_it(one, other, same):
     assert ENGLISH.same(one, other, 0.7, 0.85) is ENGLISH.same(other, one, 0.7, 0.85) is same
+
+
+def test_capitals_do_not_matter_where_either_text_is_english():
+    asked = "Meaning of dishwasher error E15?"
+    assert ENGLISH.same(asked, asked.lower(), 0.99, 0.85)
+    assert ENGLISH.same(asked.upper(), asked, 0.99, 0.85)
+    assert not ENGLISH.same(asked, "meaning of dishwasher error e16?", 0.99, 0.85)

@@ -4,6 +4,8 @@ import pytest
 
 import kvweave
 from kvweave.answer_cache.records import AnswerSettings
+from kvweave.engine.background import jobs
+from kvweave.engine.background.jobs import JobSource
 from kvweave.results import Plan
 
 RECIPE = "reuse"
@@ -49,6 +51,17 @@ def test_a_paraphrase_gets_the_cached_answer_and_is_pending(base):
     assert not is_cached(own)
     assert base.answers.pending() == []
     assert base.ask(AGAIN).plan.cache_hit.question == AGAIN
+
+
+def test_an_answer_that_goes_round_in_circles_does_not_replace_a_given_one(base, monkeypatch):
+    base.ask(GLORRIC)
+    assert base.ask(AGAIN).plan.cache_hit.question == GLORRIC
+    monkeypatch.setattr(jobs, "repeats", lambda text: True)
+    monkeypatch.setattr(JobSource, "_prediction", lambda source: None)
+    assert base.idle().jobs["answers"] == 1
+    assert base.answers.pending() == []
+    again = base.ask(AGAIN)
+    assert (again.plan.cache_hit.question, again.text) == (GLORRIC, "walnut")
 
 
 def test_whether_it_is_given_gets_what_is_given(base, tmp_path):

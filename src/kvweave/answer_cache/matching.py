@@ -153,6 +153,8 @@ class EnglishMatcher:
         """Compare two questions that are not certainly read alike; `unlike` is in what their readings differ."""
         first, second = clean_text(question), clean_text(other)
         english = [_is_english(text) for text in (first, second)]
+        if any(english) and first.lower() == second.lower():
+            return Comparison("same", "words")  # in other languages a capital may change what is asked
         if max(len(first), len(second)) <= _MOST_CHARACTERS and any(english):
             try:
                 if all(english):

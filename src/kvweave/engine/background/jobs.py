@@ -232,9 +232,11 @@ class JobSource:
         if pending.reason in ("predicted", "prefilled"):
             self._answer_predicted(pending)
             return
-        answer = self._precomputer.answer(pending.question, pending.settings)
-        if not answer.text:  # the cache keeps no empty answer, however often it is computed
-            self._cached.answers.delete([pending.question], pending.settings)
+        # A question that was given another one's answer goes on getting it rather than an answer that goes round in circles.
+        accepts = _not_repeating if pending.reason == "matched" else None
+        answer = self._precomputer.answer(pending.question, pending.settings, accepts)
+        if not answer.text or (accepts is not None and not accepts(answer)):
+            self._cached.answers.delete([pending.question], pending.settings)  # nothing was stored for it
 
     def _answer_predicted(self, pending: PendingQuestion) -> None:
         """Store the answer if the passages hold it, else drop the question."""
@@ -300,6 +302,10 @@ def paused_predictions(
     """Return the kinds of prediction that do not pay (`predict/worth.py`)."""
     worth = predictions.worth.all(budget.answer_seconds())
     return {origin for origin, one in worth.items() if one.paused}
+
+
+def _not_repeating(answer: Answer) -> bool:
+    return not repeats(answer.text)
 
 
 def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
