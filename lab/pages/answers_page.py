@@ -72,7 +72,7 @@ def preemption(result: Result | None) -> str:
         f"{result['shape']} on {result['threads']} CPU threads: the model was free after {result['median_s'] * 1e3:.0f} ms (median), "
         f"{result['p95_s'] * 1e3:.0f} ms (95 %), {result['longest_s'] * 1e3:.0f} ms (longest). A prefill in blocks of "
         f"{result['block_tokens']} takes {result['blocks_over_at_once']:.2f} times ({low:.2f}–{high:.2f}) as long as one at once. "
-        f"`{result['command']}`, {result['date']}."
+        f"`{result['command']}`, {result['commit']}, {result['date']}."
     )
 
 
