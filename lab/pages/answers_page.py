@@ -18,7 +18,8 @@ def matched_questions(result: Result | None, figure: str = "") -> str:
             f"{about['paraphrases']:,} paraphrases and {about['lookalikes']:,} look-alikes of {about['split']}, {about['embedding']}. "
             f"`{about['command']}`, {about['date']}, {about['commit']}. Bold: a matcher's default threshold.",
             "\n".join([*header("matcher", "threshold", "hit rate", "false-hit rate"), *map(_rates, rows)]),
-            "\n".join(_kinds(result["kinds"])),
+            "\n".join(_kinds([each for each in result["kinds"] if each["is_default"]])),
+            "\n".join(["kvweave / cosine, by threshold:", "", *_kinds_by_threshold(result["kinds"])]),
             *(["\n".join(_checked(result["checked"]))] if "checked" in result else []),
             *(
                 [f"![Share of paraphrases that hit against share of look-alikes that hit]({figure})"]
@@ -49,6 +50,22 @@ def _kinds(rows: Sequence[Result]) -> list[str]:
     return lines
 
 
+def _kinds_by_threshold(rows: Sequence[Result]) -> list[str]:
+    """Return what kvweave and plain cosine accept of each kind, at the thresholds that both have."""
+    compared = [each for each in rows if each["matcher"] in ("kvweave", "cosine")]
+    thresholds = sorted({each["threshold"] for each in compared})
+    lines = header("kind", *(f"{each:.2f}" for each in thresholds))
+    for kind in dict.fromkeys(each["kind"] for each in compared):
+        shares = {
+            (each["matcher"], each["threshold"]): each["accepted"] / each["pairs"]
+            for each in compared
+            if each["kind"] == kind
+        }
+        cells = (f"{shares['kvweave', each]:.0%} / {shares['cosine', each]:.0%}" for each in thresholds)
+        lines.append(row(kind, *cells))
+    return lines
+
+
 def _checked(rows: Sequence[Result]) -> list[str]:
     lines = header("near pairs", "hits", "false hits", "error", "hit rate", "false-hit rate")
     for each in rows:
@@ -60,6 +77,17 @@ def _checked(rows: Sequence[Result]) -> list[str]:
 def _share(rates: Result, name: str, digits: int) -> str:
     low, high = (f"{bound:.{digits}%}" for bound in rates[f"{name}_interval"])
     return f"{rates[name]:.{digits}%} ({low}–{high})"
+
+
+def repeated_questions(result: Result | None) -> str:
+    """Return how often a question is found again however it is typed; from `lab/experiments/repeated_questions.py`."""
+    if result is None:
+        return NOT_MEASURED
+    lines = header("typed with", "questions", "found again")
+    lines += [
+        row(each["variant"], f"{each['questions']}", _share(each, "share", 1)) for each in result["rows"]
+    ]
+    return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}, {result['commit']}."])
 
 
 def preemption(result: Result | None) -> str:

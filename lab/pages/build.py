@@ -14,7 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from answers_page import kept_bound, lookups, matched_questions, preemption, systems_summary, whole_systems
+from answers_page import (
+    kept_bound,
+    lookups,
+    matched_questions,
+    preemption,
+    repeated_questions,
+    systems_summary,
+    whole_systems,
+)
 from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
@@ -186,6 +194,7 @@ def main() -> None:
             people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
             prediction=predicted_questions(results("prediction.json")),
             lookups=lookups(results("answer_lookup.json")),
+            repeated=repeated_questions(results("repeated_questions.json")),
             bound=kept_bound(results("error_bound.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),

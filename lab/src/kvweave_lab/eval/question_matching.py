@@ -75,9 +75,11 @@ class MatcherRow:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """How many pairs of one kind a matcher accepts at its default threshold."""
+    """How many pairs of one kind a matcher accepts at a threshold; `is_default` marks its own default."""
 
     matcher: str
+    threshold: float
+    is_default: bool
     kind: str
     pairs: int
     accepted: int
@@ -85,7 +87,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class MatchingResult:
-    """Results of an evaluation: its settings, rows by threshold, rows by kind at each default threshold, and what checks add.
+    """Results of an evaluation: its settings, rows by threshold, rows by kind and threshold, and what checks add.
 
     `pool` is where the pairs come from: a split, or a file.
     """
@@ -128,9 +130,10 @@ def evaluate_matchers(
     for matcher in MATCHERS:
         scores = matcher.score(pairs, cosines)
         rows += _rows(matcher, pairs, scores)
-        kinds += _kinds(matcher.name, pairs, scores >= matcher.threshold)
+        for threshold in sorted({*_SHOWN, matcher.threshold}):
+            kinds += _kinds(matcher, matcher.name, threshold, pairs, scores >= threshold)
         if matcher.name == OURS:
-            kinds += _kinds(NEAR, pairs, near_pairs(pairs, cosines))
+            kinds += _kinds(matcher, NEAR, matcher.threshold, pairs, near_pairs(pairs, cosines))
     checked = tuple(checked_rows(pairs, cosines))
     return MatchingResult(
         pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds), checked
@@ -171,10 +174,16 @@ def _rows(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[Match
     return rows
 
 
-def _kinds(name: str, pairs: Sequence[Pair], hits: NDArray[np.bool_]) -> list[KindRow]:
+def _kinds(
+    matcher: Matcher, name: str, threshold: float, pairs: Sequence[Pair], hits: NDArray[np.bool_]
+) -> list[KindRow]:
+    """Return a row for each kind of pair, under `name`."""
     named = np.array([pair.kind for pair in pairs])
+    default = threshold == matcher.threshold
     return [
-        KindRow(name, str(kind), int((named == kind).sum()), int(hits[named == kind].sum()))
+        KindRow(
+            name, threshold, default, str(kind), int((named == kind).sum()), int(hits[named == kind].sum())
+        )
         for kind in dict.fromkeys(pair.kind for pair in pairs)
     ]
 
@@ -265,10 +274,11 @@ def threshold_table(done: MatchingResult) -> Table:
 
 def kind_table(done: MatchingResult) -> Table:
     """Return what each matcher accepts at its default threshold, by kind of pair."""
-    matchers = list(dict.fromkeys(row.matcher for row in done.kinds))
+    default = [row for row in done.kinds if row.is_default]
+    matchers = list(dict.fromkeys(row.matcher for row in default))
     table = text_table(("kind", "pairs", *matchers))
-    for kind in dict.fromkeys(row.kind for row in done.kinds):
-        rows = [row for row in done.kinds if row.kind == kind]
+    for kind in dict.fromkeys(row.kind for row in default):
+        rows = [row for row in default if row.kind == kind]
         shares = [f"{row.accepted / row.pairs:.1%}" for row in rows]
         table.add_row(kind, f"{rows[0].pairs:,}", *shares)
     return table
