@@ -4,8 +4,8 @@
         --output lab/results/calibration.json
 
 Documents and questions are those of `kvweave eval natural`, the questions drawn evenly from those whose evidence lies in the
-documents; without `--document`, the sample documents of `kvweave demo` and their questions, each in WORDINGS. Every budget is
-measured on every question; `kvweave calibrate` leaves out those that have lost too many.
+documents; `--split` takes all documents of a split. With neither, the sample documents of `kvweave demo` and their questions, each
+in WORDINGS. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
 from kvweave.engine.verdicts import Trial, Verdict, allowed_losses, chosen
 from kvweave.samples import DOCUMENTS, sample_questions
-from kvweave_lab.eval.natural.questions import SHIPPED, shipped_set
+from kvweave_lab.eval.natural.questions import SHIPPED, SPLITS, shipped_set
 from recipe_grid import progress_printer
 
 WORDINGS: Final = ("What is", "Which is", "Tell me what is")
@@ -97,9 +97,14 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
+    parser.add_argument("--split", choices=SPLITS, help="all documents of this split of kvweave eval natural")
     args = parser.parse_args()
+    if args.split:
+        own = (each for each in shipped_set().questions if each.split == args.split)
+        args.document += sorted({one.doc for each in own for one in each.evidence} - set(args.document))
     result = measure(args)
-    named = argparse.Namespace(**{**vars(args), "model": args.model and Path(args.model).name})
+    shown = {"model": args.model and Path(args.model).name, **({"document": []} if args.split else {})}
+    named = argparse.Namespace(**{**vars(args), **shown})
     write_result(rounded({**environment(command_of(named)), **result}), args.output)
 
 

@@ -18,6 +18,7 @@ _BUDGETS: Final = (
     ("reuse", "following", "int8", 0.0),
     ("reuse", "woven", "int8", 0.0),
     ("weave", None, "int8", 0.05),
+    ("prophetkv", None, "int8", 0.1),
     ("weave", None, "int4", 0.1),
     ("weave", None, "int8", 0.1),
     ("weave", "following", "int8", 0.1),
