@@ -201,7 +201,7 @@ def main() -> None:
         docs / "natural.md": with_parts(
             docs / "natural.md",
             **natural_parts(
-                [results(f"natural{length}.json") for length in ("_1k", "", "_4k")],
+                [results(f"natural{length}.json") for length in ("_1k", "", "_4k", "_8k")],
                 results("natural_ratios.json"),
                 results("natural_retrieval.json"),
                 results("languages.json"),
