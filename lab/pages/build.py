@@ -207,6 +207,7 @@ def main() -> None:
                 results("languages.json"),
                 results("answer_check.json"),
                 results("natural_answers.json"),
+                results("natural_others.json"),
             ),
         ),
         docs / "serving.md": with_parts(

@@ -20,16 +20,21 @@ def parts(
     asked: Result | None,
     checked: Result | None,
     answered: Result | None,
+    others: Result | None,
 ) -> dict[str, str]:
-    """Return the page's parts by the names of their markers; each run is about one length, `ratios` about QCFuse at its own budgets."""
+    """Return the page's parts by the names of their markers.
+
+    Each run is about one length, `ratios` about QCFuse at its own budgets, `others` about recipes and storages that are not in the runs.
+    """
     found = [run for run in runs if run is not None]
     if not found or not all((ratios, retrieved, asked, checked, answered)):
-        names = ("findings", "recipes", "comparisons", "ratios", "retrieval", "languages", "check", "answers")
+        names = ("findings", "recipes", "comparisons", "others", "ratios", "retrieval", "languages", "check", "answers")
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
+        "others": other_recipes(others),
         "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
@@ -108,7 +113,7 @@ def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
     )
     than = f"full attention than {method}" if measure == "kl" else method
     return (
-        f"of {len(rows)} others, {above} {worse} {than}, {len(below)} {better.split()[0]}"
+        f"of the {len(rows)} others measured, {above} {worse} {than}, {len(below)} {better.split()[0]}"
         f"{' (' + ', '.join(below) + ')' if below else ''}, {len(rows) - above - len(below)} open."
     )
 
@@ -201,6 +206,14 @@ def _tables(found: Result, rows: list[Result], pairs: list[Result]) -> str:
     return "\n\n".join(
         (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
     )
+
+
+def other_recipes(found: Result | None) -> str:
+    """Return recipes and storages that the tables above leave out, beside `weave` on the same prompts."""
+    if found is None:
+        return NOT_MEASURED
+    pairs = [one for one in found["comparisons"] if one["by"] != _BYTES]
+    return _tables(found, found["rows"], pairs)
 
 
 _AT_RATIOS = ("qcfuse", "following+weave", "isolated+weave")
