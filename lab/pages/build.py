@@ -208,6 +208,7 @@ def main() -> None:
                 results("answer_check.json"),
                 results("natural_answers.json"),
                 results("natural_others.json"),
+                results("neutral.json"),
             ),
         ),
         docs / "serving.md": with_parts(
