@@ -210,12 +210,14 @@ def main() -> None:
         docs / "natural.md": with_parts(
             docs / "natural.md",
             **natural_parts(
-                [results(f"natural{length}.json") for length in ("_1k", "", "_4k")],
+                [results(f"natural{length}.json") for length in ("_1k", "", "_4k", "_8k")],
                 results("natural_ratios.json"),
                 results("natural_retrieval.json"),
                 results("languages.json"),
                 results("answer_check.json"),
                 results("natural_answers.json"),
+                results("natural_others.json"),
+                results("neutral.json"),
             ),
         ),
         docs / "serving.md": with_parts(

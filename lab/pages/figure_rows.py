@@ -83,12 +83,13 @@ def claim(name: str, *kinds: str) -> Measure:
         told = [one.held for one in CLAIMS[name].verdicts(measured) if _any_of(one.statement, kinds)]
         where = f"{REFERENCE}, 512 tokens, {measured['prompts']} prompts of a task"
         numbers = f"{len(told)} points: see [below](#{_anchor(name)})"
-        return Seen(together(told), where, numbers, _in_words(told))
+        return Seen(together(told), where, numbers, in_words(told))
 
     return seen
 
 
-def _in_words(told: list[bool | None]) -> str:
+def in_words(told: list[bool | None]) -> str:
+    """Return how many points held, were not seen, and were the opposite."""
     words = {True: "held", None: "not seen", False: "the opposite"}
     return ", ".join(f"{word} {told.count(held)}" for held, word in words.items() if held in told)
 
@@ -116,3 +117,14 @@ def score_rows(results: Results, file: str, task: str, ratio: float) -> dict[str
 def present(rows: Mapping[str, Any], *names: str) -> str | None:
     """Return the first of some recipes that was measured: a method's own reading before an earlier one."""
     return next((name for name in names if name in rows), None)
+
+
+def natural_rows(found: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of a file of `kvweave eval natural` with KV stored exactly, by recipe."""
+    return {row["recipe"]: row for row in (found or {"rows": []})["rows"] if row["storage"] == "exact"}
+
+
+def natural_place(found: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Return the model, the length and the ratio of a row of natural text."""
+    model, length = found["about"]["model"], f"{row['context_tokens']:,} tokens"
+    return f"{model}, natural text, {length}, {row['prompts']} prompts, {row['ratio']:.0%}"

@@ -11,8 +11,10 @@ from figure_rows import (
     Seen,
     above,
     claim,
+    in_words,
+    natural_place,
+    natural_rows,
     number,
-    present,
     reaches,
     score_rows,
     shown,
@@ -21,35 +23,50 @@ from figure_rows import (
 
 RATIO = 0.15
 OTHERS = ("cacheblend", "cachecraft")
-READINGS = ("fusionrag", "fusionrag-alone")
+OWN, OTHER = "fusionrag", "cacheblend"
 
 
 def _quality(results: Results) -> Seen | None:
-    rows = score_rows(results, "methods", "overall", RATIO)
-    name = present(rows, *READINGS)
-    if name is None:
+    found, answered = results("natural_1k"), results("natural_answers")
+    if found is None or answered is None:
         return None
-    mine, score = number(rows[name], "normalised"), number(rows[name], "score")
-    others = [number(rows[other], "score") for other in OTHERS if other in rows]
-    held = together([above(mine, 0.8), *(above(score, other) for other in others)])
-    beside = ", ".join(f"`{other}` {rows[other]['score']:.3f}" for other in OTHERS if other in rows)
-    return Seen(held, _where(rows[name]), f"`{name}` recovers {shown(mine)}; scores {shown(score)}, {beside}")
+    rows, answers = natural_rows(found), natural_rows(answered)
+    mine, other = (number(rows[name], "nll_recovery") for name in (OWN, OTHER))
+    f1, other_f1 = (number(answers[name], "f1") for name in (OWN, OTHER))
+    told = [above(mine, 0.8), above(mine, other), above(f1, other_f1)]
+    crafted = natural_rows(results("natural_others")).get("cachecraft")
+    beside = (
+        f"`cachecraft` {shown(number(crafted, 'nll_recovery'), '.2f')} on {crafted['prompts']} of the prompts, not compared"
+        if crafted
+        else "`cachecraft` not measured on these"
+    )
+    text = (
+        f"NLL recovered {shown(mine, '.2f')}, `{OTHER}` {shown(other, '.2f')}, {beside}; F1 {shown(f1)}, `{OTHER}` {shown(other_f1)}, "
+        f"reuse {answers['reuse']['f1']:.3f}, full {answers['full']['f1']:.3f}{_generated(results)}"
+    )
+    return Seen(together(told), natural_place(found, rows[OWN]), text, in_words(told))
+
+
+def _generated(results: Results) -> str:
+    """Return what the generated tasks say, which draw their chunks instead of retrieving them."""
+    rows = score_rows(results, "neutral", "overall", 0.1)
+    if OWN not in rows:
+        return ""
+    scores = ", ".join(f"`{name}` {rows[name]['score']:.3f}" for name in (OWN, *OTHERS) if name in rows)
+    return f". Generated tasks, chunks drawn: {scores}, reuse {rows['reuse']['score']:.3f}"
 
 
 def _faithful(results: Results) -> Seen | None:
-    rows = score_rows(results, "methods", "overall", RATIO)
-    name = present(rows, *READINGS)
-    if name is None:
+    rows = score_rows(results, "neutral", "overall", 0.1)
+    if OWN not in rows:
         return None
-    mine = number(rows[name], "faithfulness")
+    mine = number(rows[OWN], "faithfulness")
     others = {other: number(rows[other], "faithfulness") for other in OTHERS if other in rows}
     held = together(above(mine, other) for other in others.values())
     beside = ", ".join(f"`{other}` {shown(value)}" for other, value in others.items())
-    return Seen(held, _where(rows[name]), f"`{name}` {shown(mine)}, {beside}")
-
-
-def _where(row: Mapping[str, Any]) -> str:
-    return f"{REFERENCE}, {row['context_tokens']} tokens, {row['samples']} prompts of three tasks"
+    row = rows[OWN]
+    where = f"{REFERENCE}, {row['context_tokens']} tokens, {row['samples']} prompts of generated tasks, {row['ratio']:.0%}"
+    return Seen(held, where, f"`{OWN}` {shown(mine)}, {beside}")
 
 
 def _deviation(results: Results) -> Seen | None:
@@ -144,24 +161,65 @@ def _throughput(results: Results) -> Seen | None:
 
 
 def _every_selector(results: Results) -> Seen | None:
-    matrices = (results("methods") or {"matrices": []})["matrices"]
+    """On retrieved chunks FusionRAG's own selector was measured; on the generated tasks many were."""
+    found = results("natural_1k")
+    if found is None:
+        return None
+    rows = natural_rows(found)
+    alone, similar = rows[f"isolated+{OWN}"], rows[OWN]
+    told = [above(number(similar, name), number(alone, name)) for name in ("nll_recovery", "kl_recovery")]
+    blend, woven = (number(rows[name], "nll_recovery") for name in (OTHER, f"woven+{OTHER}"))
+    text = (
+        f"`{OWN}`, NLL recovered {_from_to(alone, similar, 'nll_recovery')}, KL {_from_to(alone, similar, 'kl_recovery')}; no other selector on "
+        f"similar chunks alone, `{OTHER}` {shown(blend, '.2f')}, after `woven` chunks {shown(woven, '.2f')}{_drawn_cells(results)}"
+    )
+    return Seen(together(told), natural_place(found, similar), text, in_words(told))
+
+
+def _from_to(first: Mapping[str, Any], second: Mapping[str, Any], name: str) -> str:
+    return " → ".join(shown(number(row, name), ".2f") for row in (first, second))
+
+
+def _drawn_cells(results: Results) -> str:
+    """Return what similar chunks do to every selector where chunks are drawn, so that neighbours meet at chance."""
     cells = [
         cell
-        for matrix in matrices
+        for matrix in (results("methods") or {"matrices": []})["matrices"]
         if matrix["ratio"] == RATIO
         for cell in matrix["cells"]
         if cell["preparation"] == "similar" and cell["gain"] is not None
     ]
     if not cells:
+        return ""
+    gains = [number(cell, "gain") for cell in cells]
+    lower, higher = sum(gain.high < 0 for gain in gains), sum(gain.low > 0 for gain in gains)
+    return (
+        f". Generated tasks that favour a placement, chunks drawn, `{OWN}` of an earlier reading: "
+        f"{lower} of {len(gains)} selectors score lower, {higher} higher"
+    )
+
+
+def _parts(results: Results) -> Seen | None:
+    found = results("natural_1k")
+    if found is None:
         return None
-    gains = {cell["selector"]: number(cell, "gain") for cell in cells}
-    worse = sum(gain.high < 0 for gain in gains.values())
-    blend = gains["cacheblend"]
-    text = f"{worse} of {len(gains)} selectors score lower, none higher; `cacheblend` {shown(blend, '+.3f')}"
-    if any(gain.low > 0 for gain in gains.values()):
-        text = text.replace(", none higher", "")
-    where = f"{REFERENCE}, 512 tokens, {cells[0]['samples']} prompts of three tasks; neighbours in a prompt at chance"
-    return Seen(together(above(gain, 0.0) for gain in gains.values()), where, text)
+    rows = natural_rows(found)
+    alone, both = rows[f"isolated+{OWN}"], rows[OWN]
+    selected, restored = (number(row, "nll_recovery") for row in (alone, both))
+    told = [above(selected, 0.72), above(restored, 0.99), above(restored, selected)]
+    text = (
+        f"NLL recovered: selection alone {shown(selected, '.2f')}, with similar chunks {shown(restored, '.2f')}; KL "
+        f"{_from_to(alone, both, 'kl_recovery')}. Generated tasks, an earlier reading: see [below](#fusionrag-component-by-component)"
+    )
+    return Seen(together(told), natural_place(found, both), text, in_words(told))
+
+
+def _neighbours(results: Results) -> Seen | None:
+    seen = claim("neighbours")(results)
+    if seen is None:
+        return None
+    text = f"{seen.numbers}; `fusionrag-alone`, chunks drawn. Five and ten on natural text: [why five](natural.md#why-weave-prepares-chunks-as-it-does)"
+    return seen._replace(numbers=text)
 
 
 def _stored_once(results: Results) -> Seen | None:
@@ -189,8 +247,8 @@ ROWS = (
     Figure("fig. 14b", "The sparse operator is 4.2 times faster than FlashAttention, 2.69 times than a mask (32K tokens).", _operator),
     Figure("fig. 15", "1.2–4.3 times the throughput of the baselines.", _throughput),
     Figure("fig. 16", "Similar chunks lift every selector, CacheBlend by 21–49 %.", _every_selector),
-    Figure("fig. 17", "Ten neighbours are best.", claim("neighbours")),
-    Figure("fig. 18", "Selection alone restores 72 %, with similar chunks 99 %.", claim("fusionrag-parts")),
+    Figure("fig. 17", "Ten neighbours are best.", _neighbours),
+    Figure("fig. 18", "Selection alone restores 72 %, with similar chunks 99 %.", _parts),
     Figure("fig. 19", "Fastest from host memory and from an SSD at every length.", "`fusionrag`'s time was not measured by length; [other recipes](ttft.md#by-length-from-memory-and-from-the-disk) were"),
     Figure("table 2", "The most faithful answers at 15 %.", _faithful),
     Figure("§5.3.3", "Alternative paths save 71 % of the storage and 82 % of the recomputations.", _stored_once),

@@ -78,7 +78,8 @@ def methods_page(
             *_costs(cost),
             "## Every method",
             "",
-            *(line for name, make in methods.items() for line in _method(name, make, fixed, shares)),
+            *_dates(neutral, fixed),
+            *(line for name, make in methods.items() for line in _method(name, make, (neutral, fixed), shares)),
             *_NOT_HERE,
         ]
     )
@@ -299,8 +300,22 @@ def _share(row: Result, name: str) -> str:
     return f"{row[f'{name}_over_full']:.1%} ({low:.1%}–{high:.1%})"
 
 
+def _dates(neutral: Result | None, fixed: Result | None) -> list[str]:
+    """Return of when and of which tasks the scores of the methods are."""
+    if not neutral or not fixed:
+        return []
+    return [
+        f"*Measured* below: scores on the neutral tasks are of {neutral['date']}; normalised ones are of the tasks that favour a placement, "
+        f"{fixed['date']}. {_EARLIER}",
+        "",
+    ]
+
+
 def _method(
-    name: str, make: Callable[[], Recipe], quality: Result | None, shares: Mapping[str, Result]
+    name: str,
+    make: Callable[[], Recipe],
+    quality: tuple[Result | None, Result | None],
+    shares: Mapping[str, Result],
 ) -> list[str]:
     sections = headings(make)
     _, preparation = name_parts(name)
@@ -308,7 +323,8 @@ def _method(
     lines += [f"- **{heading}**: {sections[heading]}" for heading in HEADINGS[:-1]]
     if preparation is not None:
         lines.append(f"- **Prepared**: `{preparation}`")
-    measured = _normalised_scores(name, quality)
+    neutral, fixed = quality
+    measured = [*_neutral_scores(name, neutral), *_normalised_scores(name, fixed)]
     if name in shares:
         measured.append(f"selecting costs {_share(shares[name], 'select')} of full prefill")
     elsewhere = sections["Measured"].removeprefix(_SEE_HERE).strip("; .")
@@ -316,15 +332,27 @@ def _method(
     return [*lines, f"- **Measured**: {'; '.join(measured) or NOT_MEASURED.lower().rstrip('.')}.", ""]
 
 
-def _normalised_scores(name: str, quality: Result | None) -> list[str]:
-    """Return normalised scores by ratio, length by length."""
+def _neutral_scores(name: str, quality: Result | None) -> list[str]:
+    """Return scores by ratio on the tasks that favour no placement."""
     rows = [
         row
         for row in (quality["rows"] if quality else [])
         if (row["task"], row["recipe"]) == (OVERALL, name) and row["ratio"] is not None
     ]
+    return [f"neutral tasks {row['score']:.3f} at {row['ratio']:.0%}" for row in rows]
+
+
+def _normalised_scores(name: str, quality: Result | None) -> list[str]:
+    """Return normalised scores by ratio, length by length, on the tasks that favour a placement."""
+    rows = [
+        row
+        for row in (quality["rows"] if quality else [])
+        if (row["task"], row["recipe"]) == (OVERALL, name) and row["ratio"] is not None
+    ]
+    if quality is None:
+        return []
     return [
-        f"normalised {', '.join(_at(row) for row in rows if row['context_tokens'] == length)} ({length_text(length)})"
+        f"normalised {', '.join(_at(row) for row in rows if row['context_tokens'] == length)} ({length_text(length)}, {quality['date'].split(',')[0]})"
         for length in dict.fromkeys(row["context_tokens"] for row in rows)
     ]
 

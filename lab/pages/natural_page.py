@@ -5,6 +5,8 @@ from typing import Any
 
 from markdown_parts import NOT_MEASURED, Result, between, table
 
+from kvweave_lab.eval.rows import OVERALL
+
 _OWN, _PREPARATION, _BYTES = "own", "preparation", "bytes"
 _TITLES = {
     _OWN: "each on its own preparation",
@@ -20,16 +22,25 @@ def parts(
     asked: Result | None,
     checked: Result | None,
     answered: Result | None,
+    others: Result | None,
+    neutral: Result | None,
 ) -> dict[str, str]:
-    """Return the page's parts by the names of their markers; each run is about one length, `ratios` about QCFuse at its own budgets."""
+    """Return the page's parts by the names of their markers.
+
+    Each run is about one length, `ratios` about QCFuse at its own budgets, `others` about recipes and storages that are not in the runs,
+    `neutral` about generated tasks on another model.
+    """
     found = [run for run in runs if run is not None]
-    if not found or not all((ratios, retrieved, asked, checked, answered)):
-        names = ("findings", "recipes", "comparisons", "ratios", "retrieval", "languages", "check", "answers")
+    if not found or not all((ratios, retrieved, asked, checked, answered, neutral)):
+        names = ("findings", "defaults", "kinds", "recipes", "comparisons", "others", "ratios", "retrieval", "languages", "check", "answers")
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),
         "recipes": "\n\n".join(map(recipes, found)),
         "comparisons": "\n\n".join(map(comparisons, found)),
+        "defaults": defaults(found, neutral),
+        "kinds": kinds(found[0]),
+        "others": other_recipes(others),
         "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
@@ -108,7 +119,7 @@ def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
     )
     than = f"full attention than {method}" if measure == "kl" else method
     return (
-        f"of {len(rows)} others, {above} {worse} {than}, {len(below)} {better.split()[0]}"
+        f"of the {len(rows)} others measured, {above} {worse} {than}, {len(below)} {better.split()[0]}"
         f"{' (' + ', '.join(below) + ')' if below else ''}, {len(rows) - above - len(below)} open."
     )
 
@@ -129,6 +140,8 @@ def recipes(found: Result) -> str:
                 "KL",
                 "KL recovered",
                 "NLL recovered",
+                "PGR",
+                "KL, first token",
                 "same first",
             ),
             [_recipe(row) for row in sorted(rows, key=lambda row: row["kl"])],
@@ -156,6 +169,8 @@ def _recipe(row: Result) -> list[str]:
         _between(row, "kl", 4),
         _between(row, "kl_recovery", 2),
         _between(row, "nll_recovery", 2),
+        _between(row, "nll_pgr", 2),
+        _between(row, "first_kl"),
         _between(row, "same_first", 2),
     ]
 
@@ -201,6 +216,102 @@ def _tables(found: Result, rows: list[Result], pairs: list[Result]) -> str:
     return "\n\n".join(
         (recipes(found | {"rows": rows}), comparisons(found | {"rows": rows, "comparisons": pairs}))
     )
+
+
+_DEFAULTS = ("reuse", "following+reuse", "following+weave", "woven+prophetkv", "weave")
+
+
+def defaults(found: Sequence[Result], neutral: Result | None) -> str:
+    """Return what recipes that could be the default cost, and what they reach on natural and on generated text."""
+    assert neutral is not None
+    scores = {row["recipe"]: row for row in neutral["rows"] if row["task"] == OVERALL}
+    runs = [{row["recipe"]: row for row in run["rows"]} for run in found]
+    lengths = [f"{run['rows'][0]['context_tokens']:,}" for run in found]
+    columns = (
+        "recipe",
+        "recomputed",
+        "bytes/token",
+        "passes",
+        *(f"{measure} recovered, {length}" for measure in ("KL", "NLL") for length in lengths),
+        "neutral tasks",
+    )
+    rows = []
+    for name in _DEFAULTS:
+        own, first = [run.get(name) for run in runs], runs[0][name]
+        cells = (
+            "–" if row is None else f"{row[measure]:.2f}"
+            for measure in ("kl_recovery", "nll_recovery")
+            for row in own
+        )
+        score = scores.get(name)
+        rows.append(
+            [
+                f"`{name}`",
+                f"{first['ratio']:.0%}",
+                f"{first['bytes_per_token']:,.0f}",
+                f"{first['offline_passes']:.2f}",
+                *cells,
+                "–" if score is None else _between(score, "score"),
+            ]
+        )
+    full = scores["full"]
+    return "\n".join(
+        [
+            *table(columns, rows),
+            "",
+            f"Bytes and passes at {lengths[0]} tokens. Neutral tasks: the shipped model, {full['context_tokens']:,} tokens, {full['samples']:,} prompts; "
+            f"full attention {full['score']:.3f}.",
+        ]
+    )
+
+
+_KINDS = {
+    "within": "within a paragraph",
+    "paragraphs": "across paragraphs",
+    "documents": "across two documents",
+    "revised": "revised facts",
+    "number": "numbers",
+    "all evidence": "all evidence in the context",
+}
+
+
+def kinds(found: Result) -> str:
+    """Return what reuse loses and `weave` wins back, by kind of question."""
+    rows = []
+    for kind, title in _KINDS.items():
+        own = {row["recipe"]: row for row in found["subsets"][kind]}
+        full, reuse, weave = own["full"], own["reuse"], own["weave"]
+        rows.append(
+            [
+                title,
+                f"{weave['prompts']}",
+                f"{full['nll']:.3f}",
+                f"{reuse['nll']:.3f}",
+                f"{reuse['kl']:.4f}",
+                _between(weave, "nll_recovery", 2),
+                _between(weave, "kl_recovery", 2),
+                _between(weave, "same_first", 2),
+            ]
+        )
+    columns = (
+        "questions",
+        "prompts",
+        "NLL, full",
+        "NLL, reuse",
+        "KL, reuse",
+        "NLL recovered by `weave`",
+        "KL recovered",
+        "same first",
+    )
+    return "\n".join([f"{_conditions(found)}:", "", *table(columns, rows)])
+
+
+def other_recipes(found: Result | None) -> str:
+    """Return recipes and storages that the tables above leave out, beside `weave` on the same prompts."""
+    if found is None:
+        return NOT_MEASURED
+    pairs = [one for one in found["comparisons"] if one["by"] != _BYTES]
+    return _tables(found, found["rows"], pairs)
 
 
 _AT_RATIOS = ("qcfuse", "following+weave", "isolated+weave")

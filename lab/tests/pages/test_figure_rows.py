@@ -85,26 +85,21 @@ def test_verdicts_follow_the_results(papers):
     assert deviation(changed("selection", close)).held is None
 
 
-def test_the_papers_own_reading_comes_before_an_earlier_one(papers):
-    def measured(found):
-        (row,) = (
-            row
-            for row in found["rows"]
-            if (row["task"], row["recipe"], row["ratio"]) == ("overall", "fusionrag-alone", 0.15)
-        )
-        perfect = {
-            "normalised": 1.0,
-            "normalised_interval": [0.9, 1.1],
-            "score": 1.0,
-            "score_interval": [0.99, 1.0],
-        }
-        found["rows"].append(row | perfect | {"recipe": "fusionrag"})
+def test_fusionrags_rows_follow_its_own_recipe_on_retrieved_text(papers):
+    def measured(recovered, low, high):
+        def change(found):
+            (row,) = (row for row in found["rows"] if row["recipe"] == "fusionrag")
+            row |= {"nll_recovery": recovered, "nll_recovery_interval": [low, high]}
 
-    quality = one(papers, "FusionRAG", "figs. 2, 13")
-    assert quality(stored).held is False
-    seen = quality(changed("methods", measured))
-    assert seen.held is True
-    assert seen.numbers.startswith("`fusionrag` recovers 1.000")
+        return changed("natural_1k", change)
+
+    quality, parts = (one(papers, "FusionRAG", name) for name in ("figs. 2, 13", "fig. 18"))
+    assert quality(stored).verdict == "held 1, not seen 2"
+    assert quality(measured(1.0, 0.9, 1.1)).verdict == "held 2, not seen 1"
+    worse = quality(measured(0.1, 0.0, 0.12))
+    assert worse.held is False
+    assert worse.numbers.startswith("NLL recovered 0.10 (0.00 to 0.12)")
+    assert parts(stored).verdict == "held 1, not seen 1, the opposite 1"
 
 
 def test_prophetkv_is_best_at_every_chunk_size_on_its_own_task(papers):
