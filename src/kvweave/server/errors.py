@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from kvweave import errors
@@ -59,6 +60,28 @@ class ApiError(HTTPException):
         """Return the answer to send."""
         body = error_body(self.status_code, self.message, self.code, self.param)
         return JSONResponse(body, self.status_code, self.headers)
+
+
+class ErrorFields(BaseModel):
+    """What was wrong: in words, by kind, the field of the request that it is about, and a code for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorFields
+
+
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer it, or not now."},
+}
+"""The errors of all routes, for `/openapi.json`."""
 
 
 def error_body(status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
