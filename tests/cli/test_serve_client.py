@@ -237,6 +237,18 @@ def test_chat_goes_on_by_itself_when_the_server_is_gone(filled, command):
     assert told.startswith("one\nwalnut")
 
 
+def test_chat_explains_once_who_answers(filled, command):
+    told = command("chat", "--explain", input_text=f"{GLORRIC}\n")
+    assert told.stderr == "answered by this process\n"
+    with serving({SETTINGS: [settings(filled)], CHAT: [ANSWER, ANSWER]}, filled) as server:
+        told = command("chat", "--explain", input_text="a\nb\n")
+        assert told.stderr == f"answered by the server at {server.url}\n"
+    with serving({SETTINGS: [settings(filled)]}, filled) as server:
+        told = command("chat", "--explain", "--recipe", "prefix", input_text=f"{GLORRIC}\n")
+        assert told.stderr == f"the server at {server.url} was not used: its recipe is not 'prefix'\n"
+        assert "was not used" not in told.stdout
+
+
 def test_chat_whose_server_dies_in_a_turn_gives_one_line(home, command):
     with serving({SETTINGS: [settings(home)], CHAT: [stream(event("piece", {"text": "on"}), None)]}, home):
         failed = command("chat", input_text="a\n", code=1)

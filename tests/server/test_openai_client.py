@@ -240,6 +240,42 @@ def test_what_is_not_supported_is_refused_in_the_api_s_shape(client, more, param
     assert refused.value.type == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0.type",
+            "content parts must be text",
+        ),
+        (
+            "chat/completions",
+            {"messages": CHAT, "stop": list("abcde")},
+            "stop",
+            "at most 4 are possible, not 5",
+        ),
+        ("chat/completions", {"messages": CHAT, "stop": 5}, "stop", "it must be text or a list"),
+        (
+            "completions",
+            {"prompt": [1, 2, 3]},
+            "prompt",
+            "it must be text, or a list of texts, not token ids",
+        ),
+        ("completions", {"prompt": ["a", 5]}, "prompt", "it must be text, or a list of texts, not token ids"),
+        (
+            "responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0.type",
+            "content parts must be text",
+        ),
+    ],
+)
+def test_an_error_is_about_the_form_that_was_given(served, path, body, param, said):
+    error = served.http.post(f"/v1/{path}", json=body).json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param}: {said}")
+
+
 def test_fields_that_ask_for_nothing_are_accepted(client):
     reply = ask(
         client,

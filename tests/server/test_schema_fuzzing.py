@@ -16,6 +16,7 @@ from running_server import server
 from kvweave.samples import DOCUMENTS
 
 schemathesis = pytest.importorskip("schemathesis")
+status_code_conformance = pytest.importorskip("schemathesis.specs.openapi.checks").status_code_conformance
 
 EXAMPLES = int(os.environ.get("KVWEAVE_FUZZ_EXAMPLES", "8"))
 PATIENCE_S = 60.0
@@ -35,6 +36,22 @@ def served(tmp_path_factory):
         ]
         running.http.post("/v1/kb/notes/documents", files=files).raise_for_status()
         yield running
+
+
+def test_the_schema_lists_the_errors_that_the_server_sends(served):
+    schema = served.http.get("/openapi.json").json()
+    body = {"$ref": "#/components/schemas/ErrorBody"}
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            found = {
+                status: reply["content"]["application/json"]["schema"]
+                for status, reply in operation["responses"].items()
+                if not status.startswith("2")
+            }
+            health = {"503": {"$ref": "#/components/schemas/Health"}} if path == "/health" else {}
+            assert found == {"4XX": body, "5XX": body, **health}, (method, path)
+    error = schema["components"]["schemas"]["ErrorFields"]
+    assert set(error["required"]) == set(served.http.get("/v1/kb/nothing").json()["error"])
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
@@ -79,6 +96,7 @@ def _statuses(cases, served, known):
             return
         found.append(reply.status_code)
         assert reply.status_code != 500, reply.text
+        case.validate_response(reply, checks=[status_code_conformance])
         if (
             reply.status_code >= 400
             and reply.content

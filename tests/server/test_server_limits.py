@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvweave.config import read_config
+from kvweave.engine.serving.tenants import Tenants, read_tenants
 from kvweave.errors import InvalidRequest
 from kvweave.server.bases.uploads import clean_name
 from kvweave.server.process.binding import check_binding
@@ -199,6 +200,18 @@ def test_tenants_have_keys_of_their_own_and_do_not_see_the_metrics(fake, tmp_pat
             assert (
                 running.http.get(path, headers={"Authorization": "Bearer operators-key"}).status_code == 200
             )
+
+
+@pytest.mark.parametrize(
+    "key", ["sha256:xyz12345", "SHA256:" + "a" * 64, "sha256:" + "a" * 63, "Sha256: word"]
+)
+def test_a_mistyped_digest_is_no_key(tmp_path, key):
+    file = tmp_path / "tenants.toml"
+    file.write_text(f'[tenants]\nanna = "{key}"\n')
+    with pytest.raises(InvalidRequest, match=r"'anna' begins with sha256:.* 64 hexadecimal digits"):
+        read_tenants(file)
+    with pytest.raises(InvalidRequest, match="an API key of the server begins with sha256:"):
+        Tenants({"sha256:" + "a" * 64: None})
 
 
 def test_settings_show_no_key(fake):

@@ -29,6 +29,9 @@ def chat(
         str, typer.Option("--name", help="Conversation name; resumes it if it exists.")
     ] = "default",
     new: Annotated[bool, typer.Option("--new", help="Start over.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say whether a running server answers, and why if not.")
+    ] = False,
     *,
     options: opt.SharedOptions,
 ) -> None:
@@ -37,11 +40,17 @@ def chat(
 
     with ExitStack() as stack:
         # The server decodes conversations by its own settings: of all settings, a request carries top_k alone.
-        talk = _Talk(options, name, choose_server(options.config(), ("top_k",)), stack, new=new)
+        server, said = choose_server(options.config(), ("top_k",)), ""
+        talk = _Talk(options, name, server, stack, new=new)
         for question in _lines():
             for piece in talk.send(question):
                 typer.echo(piece, nl=False)
             typer.echo()
+            who = server.line or "answered by this process"
+            if explain and who != said:
+                said = who
+                # Not among the answers, which a pipe may read.
+                typer.echo(who, err=True)
 
 
 class _Talk:

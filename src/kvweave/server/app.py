@@ -41,7 +41,9 @@ ROUTERS: Final = tuple(
 
 def create_app(services: Services) -> FastAPI:
     """Return the application over the parts of a server."""
-    app = FastAPI(title="kvweave", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="kvweave", version=__version__, docs_url=None, redoc_url=None, responses=errors.ERRORS
+    )
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from kvweave import errors
@@ -33,6 +34,9 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 )
 """The first class that an error is an instance of decides."""
 
+BRANCHES: Final = ("<text>", "<list>")
+"""How the checks of a field that takes text or a list name the form it was given in; a caller knows that and never sees it."""
+
 RETRY_S: Final = 5
 """What `Retry-After` says where nothing better is known."""
 
@@ -56,6 +60,28 @@ class ApiError(HTTPException):
         """Return the answer to send."""
         body = error_body(self.status_code, self.message, self.code, self.param)
         return JSONResponse(body, self.status_code, self.headers)
+
+
+class ErrorFields(BaseModel):
+    """What was wrong: in words, by kind, the field of the request that it is about, and a code for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorFields
+
+
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer it, or not now."},
+}
+"""The errors of all routes, for `/openapi.json`."""
 
 
 def error_body(status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
@@ -101,7 +127,8 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
 def invalid(error: RequestValidationError) -> ApiError:
     """Return the API's error for a request that does not have the right fields: the first one that is wrong."""
     found = error.errors()[0]
-    place = [str(part) for part in found["loc"] if part not in ("body", "query", "path", "header")]
+    unseen = ("body", "query", "path", "header", *BRANCHES)
+    place = [str(part) for part in found["loc"] if part not in unseen]
     param, kind = ".".join(place) or None, found["type"]
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {found['ctx']['error']}", code="invalid_json")
@@ -114,8 +141,16 @@ def invalid(error: RequestValidationError) -> ApiError:
             400, f"Missing required parameter: {param}", code="missing_required_parameter", param=param
         )
     code = "unsupported_parameter" if kind == "unsupported" else "invalid_value"
-    text = found["msg"] if param is None else f"{param}: {found['msg']}"
+    wrong = _MESSAGES[kind].format_map(found["ctx"]) if kind in _MESSAGES else found["msg"]
+    text = wrong if param is None else f"{param}: {wrong}"
     return ApiError(400, text, code=code, param=param)
+
+
+_MESSAGES: Final = {
+    "too_long": "at most {max_length} are possible, not {actual_length}",
+    "too_short": "at least {min_length} is needed",
+}
+"""Our words for what pydantic says in its own."""
 
 
 def _type(status: int) -> str:

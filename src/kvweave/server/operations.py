@@ -1,10 +1,11 @@
 """GET /health, /metrics, /v1/models and /v1/settings."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 from kvweave.config import Config
 from kvweave.engine.facts import facts
@@ -17,7 +18,19 @@ router = APIRouter()
 _SECRET = ("api_key", "tenants")
 
 
-@router.get("/health")
+class Health(BaseModel):
+    """Whether the server answers questions."""
+
+    status: Literal["ok", "loading", "draining"]
+
+
+@router.get(
+    "/health",
+    responses={
+        200: {"model": Health, "description": "It does."},
+        503: {"model": Health, "description": "It loads the model, or is about to end."},
+    },
+)
 async def health(request: Request) -> Response:
     """Say whether the server answers questions: 503 while it loads the model, or is about to end; no key is needed."""
     parts = services(request)

@@ -21,15 +21,22 @@ class Tenants:
 
     Only digests of the keys are kept.
 
-    Raises InvalidRequest for a key that is too short, and for a name that no folder can have.
+    Raises InvalidRequest for a key that is too short or a mistyped digest, and for a name that no folder can have.
     """
 
     def __init__(self, names: Mapping[str, str | None]) -> None:
         self._names: dict[bytes, str | None] = {}
         for key, name in names.items():
-            if digest := _HASHED.fullmatch(key):
-                self._names[bytes.fromhex(digest[1])] = checked_name("tenant", name or "")
+            if (digest := _HASHED.fullmatch(key)) and name is not None:
+                self._names[bytes.fromhex(digest[1])] = checked_name("tenant", name)
                 continue
+            if key.lower().startswith("sha256:"):
+                # Else a mistyped digest would be the key itself: the tenant's own key fails, and the file's text works.
+                whose = "an API key of the server" if name is None else f"the key of tenant {name!r}"
+                raise InvalidRequest(
+                    f"{whose} begins with sha256:, which only a digest in the tenants file does: "
+                    '"sha256:" in small letters, then 64 hexadecimal digits'
+                )
             if len(key) < MIN_KEY_LENGTH:
                 raise InvalidRequest(
                     f"an API key has {len(key)} characters; {MIN_KEY_LENGTH} are the fewest that are safe"

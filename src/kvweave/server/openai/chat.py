@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from kvweave.engine.answering.completions import CompletionRequest, Finished
 from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
@@ -14,11 +14,15 @@ from kvweave.server.events import DONE, collect, error_event, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
+    AS_LIST,
+    AS_TEXT,
+    TEXT_OR_LIST,
     ChoicesFields,
     Fields,
     Role,
     Text,
     Tokens,
+    only_text,
     sampling,
     stop_texts,
 )
@@ -31,7 +35,7 @@ from kvweave.types import Message
 class TextPart(Fields):
     """A part of a message's content; there are no others than text."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(lambda given: only_text(given, ("text",)))]
     text: Text
 
 
@@ -46,7 +50,9 @@ class ChatMessage(Fields):
         "annotations": (ANY,),
     }
     role: Role
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Annotated[
+        Annotated[Text, AS_TEXT] | Annotated[list[TextPart], Field(min_length=1), AS_LIST], TEXT_OR_LIST
+    ]
 
     @property
     def message(self) -> Message:

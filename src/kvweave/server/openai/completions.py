@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -15,7 +15,7 @@ from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
     ChoicesFields,
-    NonEmpty,
+    Prompt,
     sampling,
     stop_texts,
 )
@@ -41,7 +41,7 @@ class CompletionFields(ChoicesFields):
         "suffix": ("",),
         "user": (ANY,),
     }
-    prompt: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=128)]
+    prompt: Prompt
     logprobs: int | None = Field(None, ge=0, le=5)
 
     @property

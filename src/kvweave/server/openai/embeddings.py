@@ -8,11 +8,19 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
 from kvweave.server.errors import ApiError
 from kvweave.server.events import collect
-from kvweave.server.openai.fields import ANY, Fields, NonEmpty, Text
+from kvweave.server.openai.fields import (
+    ANY,
+    AS_LIST,
+    AS_TEXT,
+    TEXT_OR_LIST,
+    Fields,
+    NonEmpty,
+    Text,
+    refuse_token_ids,
+)
 from kvweave.server.running import Emit
 from kvweave.server.services import services
 
@@ -24,21 +32,20 @@ class EmbeddingFields(Fields):
 
     neutral: ClassVar = {"user": (ANY,)}
     model: Text | None = None
-    input: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=2048)]
+    input: Annotated[
+        Annotated[NonEmpty, AS_TEXT]
+        | Annotated[list[NonEmpty], Field(min_length=1, max_length=2048), AS_LIST],
+        TEXT_OR_LIST,
+    ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
 
     @field_validator("input", mode="before")
     @classmethod
     def _are_texts(cls, given: Any) -> Any:
-        """Refuse token ids: clients make them with the tokenizer of another model."""
-        if isinstance(given, list) and any(isinstance(each, int | list) for each in given):
-            raise PydanticCustomError(
-                "token_ids",
-                "it must be text, or a list of texts, not token ids; with LangChain's OpenAIEmbeddings, set "
-                "check_embedding_ctx_length=False",
-            )
-        return given
+        """Refuse token ids."""
+        hint = "; with LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
+        return refuse_token_ids(given, hint)
 
 
 @router.post("/v1/embeddings")

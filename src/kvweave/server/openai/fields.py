@@ -6,12 +6,23 @@ A field that asks for something the server cannot do is refused; one whose value
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from kvweave.engine.answering.completions import CallerDocument
 from kvweave.engine.answering.sampling import Sampling
 from kvweave.results import AnswerCacheUse
+from kvweave.server.errors import BRANCHES
 
 MOST_CHOICES: Final = 128
 MOST_TOKENS: Final = 2**31 - 1
@@ -35,6 +46,35 @@ def _unicode(text: str) -> str:
 
 Text = Annotated[str, StringConstraints(strict=True), AfterValidator(_unicode)]
 NonEmpty = Annotated[str, StringConstraints(strict=True, min_length=1), AfterValidator(_unicode)]
+
+
+AS_TEXT, AS_LIST = (Tag(branch) for branch in BRANCHES)
+
+
+def _branch(given: Any) -> str | None:
+    if isinstance(given, str):
+        return AS_TEXT.tag
+    return AS_LIST.tag if isinstance(given, list) else None
+
+
+TEXT_OR_LIST: Final = Discriminator(
+    _branch, custom_error_type="text_or_list", custom_error_message="it must be text or a list"
+)
+"""Reads a field in the form that it was given in, so that an error is about that form alone."""
+
+
+def refuse_token_ids(given: Any, hint: str = "") -> Any:
+    """Refuse token ids: clients make them with the tokenizer of another model."""
+    if isinstance(given, list) and any(isinstance(each, int | list) for each in given):
+        raise PydanticCustomError("token_ids", "it must be text, or a list of texts, not token ids" + hint)
+    return given
+
+
+def only_text(given: Any, accepted: tuple[str, ...]) -> Any:
+    """Refuse a part of a message that is an image, a sound or a file."""
+    if isinstance(given, str) and given not in accepted:
+        raise PydanticCustomError("unsupported", "content parts must be text")
+    return given
 
 
 class Fields(BaseModel):
@@ -136,7 +176,20 @@ def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-Stop = NonEmpty | Annotated[list[NonEmpty], Field(max_length=4)] | None
+Stop = (
+    Annotated[
+        Annotated[NonEmpty, AS_TEXT] | Annotated[list[NonEmpty], Field(max_length=4), AS_LIST], TEXT_OR_LIST
+    ]
+    | None
+)
+Prompt = Annotated[
+    Annotated[
+        Annotated[NonEmpty, AS_TEXT]
+        | Annotated[list[NonEmpty], Field(min_length=1, max_length=128), AS_LIST],
+        TEXT_OR_LIST,
+    ],
+    BeforeValidator(refuse_token_ids),
+]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]

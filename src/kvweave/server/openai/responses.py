@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from kvweave.engine.answering.completions import CompletionRequest, Finished
 from kvweave.results import AnswerCacheUse, Piece, TokenLogprob
@@ -14,6 +14,9 @@ from kvweave.server.events import collect, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
+    AS_LIST,
+    AS_TEXT,
+    TEXT_OR_LIST,
     Fields,
     NonEmpty,
     Role,
@@ -21,6 +24,7 @@ from kvweave.server.openai.fields import (
     StreamOptions,
     Text,
     Tokens,
+    only_text,
     sampling,
 )
 from kvweave.server.openai.replies import ChoiceEvent
@@ -34,7 +38,10 @@ class InputText(Fields):
     """A part of a message; there are no others than text."""
 
     neutral: ClassVar = {"annotations": (ANY,), "logprobs": (ANY,)}
-    type: Literal["input_text", "output_text"]
+    type: Annotated[
+        Literal["input_text", "output_text"],
+        BeforeValidator(lambda given: only_text(given, ("input_text", "output_text"))),
+    ]
     text: Text
 
 
@@ -44,7 +51,9 @@ class InputMessage(Fields):
     neutral: ClassVar = {"id": (ANY,), "status": (ANY,), "phase": (ANY,)}
     type: Literal["message"] = "message"
     role: Role
-    content: Text | Annotated[list[InputText], Field(min_length=1)]
+    content: Annotated[
+        Annotated[Text, AS_TEXT] | Annotated[list[InputText], Field(min_length=1), AS_LIST], TEXT_OR_LIST
+    ]
 
     @property
     def message(self) -> Message:
@@ -96,7 +105,11 @@ class ResponseFields(SampledFields):
         "truncation": ("disabled",),
         "user": (ANY,),
     }
-    input: NonEmpty | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000)]
+    input: Annotated[
+        Annotated[NonEmpty, AS_TEXT]
+        | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000), AS_LIST],
+        TEXT_OR_LIST,
+    ]
     instructions: Text | None = None
     max_output_tokens: Tokens | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
