@@ -216,7 +216,7 @@ def main() -> None:
                 results("languages.json"),
                 results("answer_check.json"),
                 results("natural_answers.json"),
-                results("natural_others.json"),
+                [results("natural_others.json"), results("natural_storage.json")],
                 results("neutral.json"),
             ),
         ),

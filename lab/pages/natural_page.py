@@ -22,7 +22,7 @@ def parts(
     asked: Result | None,
     checked: Result | None,
     answered: Result | None,
-    others: Result | None,
+    others: Sequence[Result | None],
     neutral: Result | None,
 ) -> dict[str, str]:
     """Return the page's parts by the names of their markers.
@@ -40,7 +40,7 @@ def parts(
         "comparisons": "\n\n".join(map(comparisons, found)),
         "defaults": defaults(found, neutral),
         "kinds": kinds(found[0]),
-        "others": other_recipes(others),
+        "others": "\n\n".join(map(other_recipes, others)),
         "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
