@@ -39,7 +39,7 @@ def times(value: float, low: float, high: float) -> str:
 def folded(commands: Sequence[str], note: str) -> list[str]:
     """Return commands that a reader has to unfold; visible are their number and the note."""
     return [
-        f"<details><summary>{len(commands)} commands, {note}</summary>",
+        f"<details><summary>{len(commands)} command{'' if len(commands) == 1 else 's'}, {note}</summary>",
         "",
         "```",
         *commands,

@@ -79,7 +79,11 @@ def methods_page(
             "## Every method",
             "",
             *_dates(neutral, fixed),
-            *(line for name, make in methods.items() for line in _method(name, make, (neutral, fixed), shares)),
+            *(
+                line
+                for name, make in methods.items()
+                for line in _method(name, make, (neutral, fixed), shares)
+            ),
             *_NOT_HERE,
         ]
     )

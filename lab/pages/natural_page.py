@@ -32,7 +32,19 @@ def parts(
     """
     found = [run for run in runs if run is not None]
     if not found or not all((ratios, retrieved, asked, checked, answered, neutral)):
-        names = ("findings", "defaults", "kinds", "recipes", "comparisons", "others", "ratios", "retrieval", "languages", "check", "answers")
+        names = (
+            "findings",
+            "defaults",
+            "kinds",
+            "recipes",
+            "comparisons",
+            "others",
+            "ratios",
+            "retrieval",
+            "languages",
+            "check",
+            "answers",
+        )
         return dict.fromkeys(names, NOT_MEASURED)
     return {
         "findings": "\n".join(map(findings, found)),

@@ -58,7 +58,7 @@ def speed_and_quality(
         "",
         f"`{recipe}`, the default until [calibrated](docs/guide/recipes.md#calibration), recomputes {ratio:.0%}. First four rows: "
         f"{about['model']}, {' and '.join(dict.fromkeys((fast['dtype'], about['dtype'])))}, {fast['context_tokens']:,} tokens of retrieved text, {own['prompts']} questions, "
-        f"{fast['threads']} {fast['device'].upper()} threads{units}, KV in memory. **Last row: another model and length**, the shipped 10 MB "
+        f"{fast['threads']} {fast['device'].upper()} threads{units}, exact KV in memory. **Last row: another model and length**, the shipped 10 MB "
         f"model, {scored['context_tokens']:,} tokens, {scored['samples']:,} prompts. Measured on "
         "[natural text](lab/docs/natural.md) and [generated tasks](lab/docs/methods.md).",
     ]

@@ -17,8 +17,8 @@ class ServerConfig:
         host: Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs a key.
         port: Port to listen on; 0 takes a free one.
         api_key: Keys that requests must carry as `Authorization: Bearer KEY`, separated by commas. Default: none.
-        tenants: TOML file of `name = "KEY"` or `name = "sha256:HEX"` lines. Each key has knowledge bases of its own, under
-            `tenants/name`.
+        tenants: TOML file with a table `[tenants]` of `name = "KEY"` or `name = "sha256:HEX"` lines. Each key has knowledge bases of
+            its own, under `tenants/name`.
         cors_origins: Origins of web pages that may use the server, separated by commas; * allows any.
         max_running: Most requests computed at once.
         max_queue: Most requests that wait; one more is refused with status 429.

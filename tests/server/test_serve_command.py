@@ -10,7 +10,10 @@ import time
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+import kvweave
+from kvweave.cli.app import app
 from processes import Program, run_program
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200, "stream": True}
@@ -161,6 +164,20 @@ def test_a_knowledge_base_names_the_models(home):
     assert (found.model, found.dtype, found.weights) == (model.name, "float32", "full")
     assert with_recorded_models(read_config(home, {}, model="other"), "notes").model.model == "other"
     assert with_recorded_models(read_config(home, {}), "nothing").model.model is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("typo", "'typo' (there are notes)"), ("notes", ""), ("default", "")]
+)
+def test_a_knowledge_base_that_is_not_there_is_said(home, monkeypatch, name, said):
+    served = []
+    monkeypatch.setattr("kvweave.server.process.lifecycle.serve", lambda *given: served.append(given))
+    monkeypatch.setenv("KVWEAVE_HOME", str(home))
+    kvweave.open("notes", home=home).close()
+    found = CliRunner().invoke(app, ["serve", "--kb", name])
+    assert (found.exit_code, len(served)) == (0, 1)
+    assert said in found.stderr
+    assert bool(found.stderr) is bool(said)
 
 
 def test_settings_come_from_flags_the_environment_and_the_file(home, monkeypatch):

@@ -84,5 +84,11 @@ def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
 
         raise MissingExtra("`kvweave serve` needs the extra: pip install 'kvweave[serve]'") from error
     from kvweave.engine.recorded_models import with_recorded_models
+    from kvweave.engine.state import existing_kbs, kb_folder
 
+    if options.kb != "default" and not kb_folder(options.kb, config).exists():
+        typer.echo(
+            f"there is no knowledge base {options.kb!r} ({existing_kbs(config)}); the settings name the model",
+            err=True,
+        )
     run(with_recorded_models(config, options.kb), typer.echo)

@@ -23,6 +23,7 @@ from kvweave.engine.state import (
     SWEEP_GRACE_S,
     KnowledgeBaseState,
     Progress,
+    existing_kbs,
     kb_folder,
     no_progress,
 )
@@ -475,9 +476,7 @@ def open_existing(name: str = "default", *, home: str | Path | None = None, **se
     """Open a knowledge base that must be there: raises EmptyKnowledgeBase, and creates nothing, if it is not."""
     config = read_config(Path(home) if home else None, **settings)
     if not (kb_folder(name, config) / "catalog.sqlite").exists():
-        others = sorted(path.parent.name for path in (config.home / "kb").glob("*/catalog.sqlite"))
-        there_are = f"there are {', '.join(others)}" if others else "there is none yet"
         raise EmptyKnowledgeBase(
-            f"there is no knowledge base {name!r} in {config.home} ({there_are}); `kvweave add PATH` makes one"
+            f"there is no knowledge base {name!r} in {config.home} ({existing_kbs(config)}); `kvweave add PATH` makes one"
         )
     return KnowledgeBase(name, config)

@@ -56,6 +56,12 @@ def kb_folder(name: str, config: Config) -> Path:
     return config.home / "kb" / checked_name("knowledge base", name)
 
 
+def existing_kbs(config: Config) -> str:
+    """Return which knowledge bases there are, as part of a sentence."""
+    names = sorted(path.parent.name for path in (config.home / "kb").glob("*/catalog.sqlite"))
+    return f"there are {', '.join(names)}" if names else "there is none yet"
+
+
 class KnowledgeBaseState:
     """The tables that say which documents exist and what belongs to them; changes to them commit together.
 

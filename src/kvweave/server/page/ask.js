@@ -31,7 +31,7 @@ export function askView() {
       "div",
       { class: "hero" },
       h("h1", { class: "hero-title" }, "Ask your documents"),
-      h("p", { class: "hero-text" }, "Answers with their sources, and nothing computed twice."),
+      h("p", { class: "hero-text" }, "Answers with their sources, and little computed twice."),
       form.element,
     ),
     results,

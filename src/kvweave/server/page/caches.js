@@ -141,7 +141,7 @@ function hitRates(recent) {
       answers: 1 - computed.length / last.length,
     };
   });
-  return lineChart(points, "Rates appear here once questions have been asked since the server started.");
+  return lineChart(points, "Rates appear here once two questions have been asked since the server started.");
 }
 
 const figure = (name, value, detail) =>
