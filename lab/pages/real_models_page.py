@@ -32,7 +32,8 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
         "calibration": "\n\n".join(
-            _calibration(found[name]) for name in ("calibration.json", "calibration_split.json", "calibration_reference.json")
+            _calibration(found[name])
+            for name in ("calibration.json", "calibration_split.json", "calibration_reference.json")
         ),
     }
 
