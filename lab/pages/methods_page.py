@@ -57,7 +57,9 @@ def methods_page(
             "## Neutral tasks",
             "",
             "The distance between a cut and the sentence that refers back is drawn, and so is the place of what it refers to; see",
-            "[the tasks](evaluation.md#tasks). Each recipe on its own preparation:",
+            "[the tasks](evaluation.md#tasks). Bytes and passes were not counted on these tasks. They depend on the preparation: `isolated` stores",
+            "one copy, `following`, `similar` and `woven` two, in about two passes, `observed` several; some selectors add a pass or a feature.",
+            "Both were counted on [natural text](natural.md#what-was-measured). Each recipe on its own preparation:",
             "",
             *_by_task(neutral),
             *_own_gains(neutral),
@@ -355,8 +357,10 @@ def _normalised_scores(name: str, quality: Result | None) -> list[str]:
     ]
     if quality is None:
         return []
+    prepared = ", prepared nearly as `following+weave` is now" if name == "weave" else ""
     return [
-        f"normalised {', '.join(_at(row) for row in rows if row['context_tokens'] == length)} ({length_text(length)}, {quality['date'].split(',')[0]})"
+        f"normalised {', '.join(_at(row) for row in rows if row['context_tokens'] == length)} "
+        f"({length_text(length)}, {quality['date'].split(',')[0]}{prepared})"
         for length in dict.fromkeys(row["context_tokens"] for row in rows)
     ]
 
