@@ -94,13 +94,15 @@ def _retrieved_together(results: Results) -> Seen | None:
         one["context_tokens"]: dict(zip(counts, map(number, one["any_together"]), strict=True))
         for one in retrieved["contexts"]
     }
-    longest = max(by_length)  # the nearest to the paper's contexts
+    told = [above(shares[10], 0.8) for shares in by_length.values()]
     text = "; ".join(
         f"{tokens:,} tokens: one of ten {shown(shares[10])}, the nearest {shown(shares[1])}"
         for tokens, shares in by_length.items()
     )
-    where = f"retrieval on natural text, {retrieved['questions']} questions; the verdict is that of {longest:,} tokens"
-    return Seen(above(by_length[longest][10], 0.8), where, text)
+    where = (
+        f"retrieval on natural text, {len(by_length)} lengths of context, {retrieved['questions']} questions"
+    )
+    return Seen(together(told), where, text, in_words(told))
 
 
 def _similar_deviation(results: Results) -> Seen | None:

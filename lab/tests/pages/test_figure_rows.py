@@ -102,6 +102,13 @@ def test_fusionrags_rows_follow_its_own_recipe_on_retrieved_text(papers):
     assert parts(stored).verdict == "held 1, not seen 1, the opposite 1"
 
 
+def test_neighbours_retrieved_together_are_told_at_every_length(papers):
+    seen = one(papers, "FusionRAG", "fig. 7a")(stored)
+    assert seen.verdict == "held 1, not seen 2, the opposite 1"
+    assert "2,048 tokens: one of ten 0.785" in seen.numbers
+    assert "8,192 tokens: one of ten 0.833" in seen.numbers
+
+
 def test_prophetkv_is_best_at_every_chunk_size_on_its_own_task(papers):
     seen = one(papers, "ProphetKV", "fig. 10", "Best")(stored)
     assert (seen.held, seen.verdict) == (True, "held 3")
