@@ -162,6 +162,8 @@ _PHONES = "needs the telephones"
 
 ROWS = (
     Figure("fig. 4", "Keys drift while decoding; only DynaKV's clusters follow them.", _shift),
+    Figure("fig. 3b", "Flash reads small pieces at a fraction of its bandwidth.", "the flash of telephones is not at hand"),
+    Figure("table 1", "KV outgrows 8-bit weights within a few ten thousand tokens.", "arithmetic on two models' shapes; nothing to measure"),
     Figure("fig. 7", "Some clusters are retrieved together often.", "co-retrieval counts are used for the layout and are not stored"),
     Figure("table 2", "Clusters that were just changed are retrieved again soon: 30–59 % at the next token.", _returns),
     Figure("fig. 10a", "More accurate than PQCache and ClusterKV, close to no clusters.", _accuracy),
@@ -177,4 +179,4 @@ ROWS = (
     Figure("fig. 15", "Faster than the others at every share retrieved.", "one share, 15 %, was measured"),
     Figure("figs. 16–18", "The same at other precisions, on other telephones, with less energy.", _PHONES),
 )  # fmt: skip
-"""Figures 1 to 3, 5, 6, 8 and 9 and tables 1, 3 and 4 are drawings and settings."""
+"""Figures 1, 2, 3a, 5, 6, 8 and 9 and tables 3 and 4 are drawings and settings."""

@@ -46,18 +46,7 @@ class InvalidRequest(KvweaveError, ValueError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt and the requested answer need more tokens than the model's context.
-
-    `problem` is the message without its advice, which names options of the command line.
-    """
-
-    def __init__(self, problem: str, advice: str = "") -> None:
-        super().__init__(problem, advice)
-        self.problem = problem
-
-    def __str__(self) -> str:
-        """Return the problem and the advice."""
-        return "; ".join(part for part in self.args if part)
+    """The prompt and the requested answer need more tokens than the model's context."""
 
 
 class UnknownRecipe(InvalidRequest):

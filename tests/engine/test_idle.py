@@ -63,7 +63,7 @@ def test_a_question_whose_answer_is_empty_is_computed_once(base, predicted, monk
     base.ask(AGAIN)
     computed = []
 
-    def nothing(self, text, answer_settings):
+    def nothing(self, text, answer_settings, accepts=None):
         computed.append(text)
         return Answer("", (), Plan("reuse", 0.0, ()), Timing())
 

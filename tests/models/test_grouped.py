@@ -171,7 +171,7 @@ def test_outgrowing_the_short_frequencies_is_refused_if_the_cache_cannot_be_comp
     adapter = quiet_adapter("phi3-longrope")
     kv_cache, logits, _ = outgrowing(adapter)
     expected = stepped(adapter, kv_cache, logits, 3)
-    with pytest.raises(InvalidRequest, match="position 64 is the first that needs the model's long freq"):
+    with pytest.raises(InvalidRequest, match="at position 64 the model needs its long RoPE frequencies"):
         adapter.step(kv_cache, 7)
     with pytest.raises(InvalidRequest, match="position 64"):
         adapter.step_packed([(kv_cache, 7)])

@@ -102,7 +102,7 @@ def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: T
     if held >= 0 and rope_regime(model.config, held + 1) == "short" != rope_regime(model.config, last + 1):
         raise InvalidRequest(
             f"at position {last} the model needs its long RoPE frequencies, and this cache cannot be recomputed with them; "
-            "allow fewer answer tokens (--max-new-tokens)"
+            "allow fewer answer tokens (max_new_tokens)"
         )
     return kv_cache.continuation(rows) if kv_cache.continuation is not None else None
 

@@ -37,12 +37,6 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 BRANCHES: Final = ("<text>", "<list>")
 """How the checks of a field that takes text or a list name the form it was given in; a caller knows that and never sees it."""
 
-_SHORTER: Final = (
-    "send a shorter prompt, use fewer or shorter chunks (documents, top_k), or allow fewer answer tokens "
-    "(max_tokens, max_output_tokens or max_new_tokens, as the route names it)"
-)
-"""What to do about a prompt that is too long: the error itself names options of the command line."""
-
 RETRY_S: Final = 5
 """What `Retry-After` says where nothing better is known."""
 
@@ -106,8 +100,7 @@ def api_error(error: BaseException) -> ApiError:
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": str(RETRY_S)} if status == 503 else None
-            text = f"{error.problem}; {_SHORTER}" if isinstance(error, errors.PromptTooLong) else str(error)
-            return ApiError(status, text, code=code, headers=headers)
+            return ApiError(status, str(error), code=code, headers=headers)
     _LOG.error("a request failed", exc_info=error)
     return ApiError(
         500, "the server failed; its log has the reason under this request's id", code="server_error"
