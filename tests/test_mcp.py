@@ -127,6 +127,7 @@ async def everything(client, documents):
     assert set(tools) == TOOLS
     assert all(tool.annotations.read_only_hint and tool.output_schema for tool in tools.values())
     assert tools["answer"].input_schema["required"] == ["question"]
+    assert all(tool.input_schema["additionalProperties"] is False for tool in tools.values())
 
     (listed,) = await result(client, "list_knowledge_bases")
     assert (listed["name"], listed["documents"]) == ("default", 3)
@@ -153,6 +154,7 @@ async def everything(client, documents):
     assert "the question is empty" in await failure(client, "answer", question="  ")
     assert "top_k" in await failure(client, "search_passages", question="x", top_k=0)
     assert "question" in await failure(client, "answer")
+    assert "kb" in await failure(client, "answer", question=GLORRIC, kb="first")  # not the default's answer
     assert (await result(client, "answer", question=GLORRIC))["answer"] == "walnut"  # goes on after errors
 
 

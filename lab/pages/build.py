@@ -63,9 +63,11 @@ EARLIER = ", with the weights that the reference model had then"
 def results(name: str) -> dict[str, Any] | None:
     """Return a file of results, or None if there is none; its dates say so if the reference model had other weights.
 
-    Recorded commands have today's paths.
+    Recorded commands have today's paths. A commit has its note beside it, such as that it is not on main.
     """
     found = _read(name)
+    if found is not None and "commit_note" in found:
+        found["commit"] += f" ({found['commit_note']})"
     shipped = (_read("quality.json") or {}).get("digest")
     if found is not None and shipped is not None:
         parts = [found, found.get("about", {}), *found.get("claims", {}).values()]

@@ -312,6 +312,10 @@ def test_errors_have_their_status_and_code(served, more, status, code, stream):
     error = found.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
+    if code == "context_length_exceeded":
+        assert "more than the 4096" in error["message"]
+        assert "max_tokens" in error["message"]
+        assert "--" not in error["message"]
 
 
 def test_a_url_names_the_knowledge_base(served):

@@ -350,7 +350,7 @@ def check_length(context_tokens: int, model: str, prompt_tokens: int, new_tokens
         raise PromptTooLong(
             f"the prompt has {prompt_tokens} tokens and the answer may take {new_tokens}: {over} more than the "
             f"{context_tokens} of {model}; shorten the question, use fewer or shorter "
-            "chunks (top_k, drop_chunks), or allow fewer answer tokens (max_new_tokens)"
+            "chunks (top_k, drop_chunks), or allow fewer answer tokens (max_new_tokens, in OpenAI's API max_tokens)"
         )
 
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from kvweave import __version__
 from kvweave.errors import KvweaveError
@@ -75,29 +76,15 @@ def mcp_server(
     source: HomeSource, default_kb: str, default_top_k: int | None = None, lifespan: Lifespan | None = None
 ) -> MCPServer[Any]:
     """Return the MCP server whose tools ask `source`; the defaults are for calls that name none."""
-    server: MCPServer[Any] = MCPServer(
-        "kvweave",
-        instructions=INSTRUCTIONS,
-        version=__version__,
-        log_level="WARNING",
-        lifespan=lifespan,
-    )
-    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
-    @server.tool(annotations=reads)
-    @_told
     def list_knowledge_bases() -> list[KnowledgeBaseFacts]:
         """List the knowledge bases with the number of their documents and chunks."""
         return [KnowledgeBaseFacts.model_validate(each) for each in source.knowledge_bases()]
 
-    @server.tool(annotations=reads)
-    @_told
     def list_documents(knowledge_base: KbName = None) -> list[DocumentFacts]:
         """List the documents of a knowledge base."""
         return [DocumentFacts.model_validate(each) for each in source.documents(knowledge_base or default_kb)]
 
-    @server.tool(annotations=reads)
-    @_told
     def search_passages(
         question: Question, knowledge_base: KbName = None, top_k: TopK = None
     ) -> list[Passage]:
@@ -105,8 +92,6 @@ def mcp_server(
         found = source.search(knowledge_base or default_kb, question, top_k or default_top_k)
         return [Passage.model_validate(each) for each in found]
 
-    @server.tool(annotations=reads)
-    @_told
     def answer(question: Question, knowledge_base: KbName = None, top_k: TopK = None) -> AnswerWithSources:
         """Answer a question from the documents, with the passages that the answer was made from."""
         given = source.answer(knowledge_base or default_kb, question, top_k or default_top_k)
@@ -125,7 +110,27 @@ def mcp_server(
         ]
         return AnswerWithSources(answer=given.text, sources=sources, finish_reason=given.finish_reason)
 
-    return server
+    tools = (list_knowledge_bases, list_documents, search_passages, answer)
+    return MCPServer(
+        "kvweave",
+        instructions=INSTRUCTIONS,
+        version=__version__,
+        tools=[_strict_tool(_told(each)) for each in tools],
+        log_level="WARNING",
+        lifespan=lifespan,
+    )
+
+
+def _strict_tool(function: Callable[..., Any]) -> Tool:
+    """Return a tool that only reads, and that refuses arguments it does not have: a mistyped one would be ignored."""
+    tool = Tool.from_function(
+        function, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    )
+    found = tool.fn_metadata.arg_model
+    strict = create_model(found.__name__, __base__=found, __cls_kwargs__={"extra": "forbid"})
+    tool.fn_metadata.arg_model = strict
+    tool.parameters = strict.model_json_schema(by_alias=True)
+    return tool
 
 
 def _told(tool: Callable[_P, _T]) -> Callable[_P, _T]:
