@@ -35,10 +35,7 @@ class Contradictions:
     budget: BackgroundBudget
 
     def groups(self, between: Callable[[], None] = lambda: None) -> list[Group]:
-        """Return the groups in which answers contradict each other; `between` is called before each answer that is looked at.
-
-        No answer is in two groups.
-        """
+        """Return the groups in which answers contradict each other; `between` is called before each answer that is looked at."""
         found: list[Group] = []
         known: set[int] = set()
         for pair in chain(self._of_one_key(), self._of_new_answers(between)):
@@ -54,15 +51,16 @@ class Contradictions:
         while waiting:
             between()
             for other in self._same(waiting.popleft()):
-                if other.id not in group:
+                if other.id not in group and not self.cached.are_words(other):
                     group[other.id] = other
                     waiting.append(other)
         return tuple(group.values())
 
-    def _same(self, answer: CachedAnswer) -> Iterator[CachedAnswer]:
-        if answer.settings.reranker == self.cached.reranker:
-            same = self.cached.answers.pairs.same(answer, self.cached.threshold)
-            yield from (other for other in same if not self.cached.are_words(other))
+    def _same(self, answer: CachedAnswer) -> list[CachedAnswer]:
+        """Return the answers to the same question; what was taken for typing errors may still be words of the documents."""
+        if answer.settings.reranker != self.cached.reranker:
+            return []
+        return self.cached.answers.pairs.same(answer, self.cached.threshold)
 
     def _of_one_key(self) -> Iterator[Pair]:
         """Yield those whose questions have one key, the answer that is used more first."""
@@ -83,7 +81,7 @@ class Contradictions:
         for answer in self.cached.answers.pairs.new_answers(before):
             between()
             for other in self._same(answer):
-                if contradict(answer.text, other.text):
+                if contradict(answer.text, other.text) and not self.cached.are_words(other):
                     found = True
                     older, newer = sorted((answer, other), key=lambda each: each.made_at_s)
                     yield older, newer
