@@ -102,7 +102,7 @@ def _traced(base, **call):
 @pytest.mark.parametrize(
     ("recipe", "functions", "files"),
     # A recipe that selects runs the model first for its scores.
-    [("reuse", 7, 6), ("weave", 12, 8), ("default", 12, 8)],
+    [("reuse", 7, 6), ("weave", 9, 6), ("default", 9, 6)],
 )
 def test_few_functions_in_few_files_are_between_a_question_and_the_model(traces, recipe, functions, files):
     stack = traces[recipe].stack

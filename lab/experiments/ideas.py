@@ -112,7 +112,9 @@ class TimesValueNorm:
     def scores(self, state: PrefillState) -> Tensor:
         first, end = state.context
         probe = AttentionProbe(state.question_rows, columns=state.context)
-        state.run_partial(state.fresh, probe)
+        state.request.adapter.run_partial(
+            state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe)
+        )
         norms = torch.stack(
             [
                 layer.values[0, :, first:end].float().square().sum(dim=(0, 2)).sqrt()
@@ -135,7 +137,9 @@ class LayerWeighted:
     def scores(self, state: PrefillState) -> Tensor:
         first, _ = state.context
         probe = AttentionProbe(state.question_rows, columns=state.context)
-        state.run_partial(state.fresh, probe)
+        state.request.adapter.run_partial(
+            state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe)
+        )
         weights = probe.weights.cpu()
         if self.layers is not None:
             weights = weights[list(self.layers)]
@@ -190,7 +194,11 @@ class TwoRounds:
         probes = [AttentionProbe(state.question_rows, columns=state.context)]
         if self.following:
             probes.append(AttentionProbe(stale[first], columns=state.context))
-        state.run_partial(torch.cat([stale[first], state.fresh]).sort().values, *probes)
+        state.request.adapter.run_partial(
+            state.kv_cache,
+            state.request.prompt.token_ids,
+            state.plan(torch.cat([stale[first], state.fresh]).sort().values, *probes),
+        )
         start = state.context[0]
         second = probes[0].weights.mean(dim=0).cpu()[stale - start]
         if self.following:

@@ -18,7 +18,7 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.fusionrag import AttentionInEachChunk
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
-from kvweave.recipes.methods.weave import AttentionTimesSensitivity
+from kvweave.recipes.methods.weave import ContextSensitivity
 from kvweave.recipes.select import QuestionAttention
 from kvweave.recipes.state import LayerVotes, last_layer, voting_layers
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
@@ -181,7 +181,7 @@ def alone(name, layers):
     """Return the score of a recipe with some layers alone."""
     return {
         "prophetkv": QuestionAttention(layers),
-        "weave": AttentionTimesSensitivity(QuestionAttention(layers)),
+        "weave": QuestionAttention(layers, ContextSensitivity()),
         "qcfuse": DigestAttention(layers=layers),
         "fusionrag": AttentionInEachChunk(layers[-1:]),
         "fusionrag-over-stale": QuestionAttention(layers[-1:]),
@@ -235,7 +235,8 @@ def test_without_windows_in_the_way_the_score_is_the_mean_over_all_layers(family
     prepare(adapter, store, prompt, "prophetkv")
     state, other = (state_of(adapter, store, prompt, "prophetkv") for _ in range(2))
     probe = AttentionProbe(other.question_rows, columns=other.context)
-    other.run_partial(other.fresh[other.fresh <= other.question_rows[-1]], probe)
+    rows = other.fresh[other.fresh <= other.question_rows[-1]]
+    adapter.run_partial(other.kv_cache, other.request.prompt.token_ids, other.plan(rows, probe))
     expected = probe.weights.mean(dim=0)[other.stale - other.context[0]]
     assert torch.equal(QuestionAttention().scores(state), expected)
 

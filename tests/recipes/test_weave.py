@@ -9,9 +9,10 @@ from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.candidates import Candidate
 from kvweave.recipes.context import NoCorpus, PrepareContext
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.methods.weave import AttentionTimesSensitivity, ContextSensitivity
+from kvweave.recipes.methods.weave import ContextSensitivity
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prepare import Similar
+from kvweave.recipes.select import QuestionAttention
 
 NAMES = [("weave",), ("int4+weave",), ("following+weave",), ("isolated+weave",)]
 
@@ -19,6 +20,10 @@ NAMES = [("weave",), ("int4+weave",), ("following+weave",), ("isolated+weave",)]
 def ctx_of(adapter, prompt, corpus=None):
     prefix = adapter.template.prefix_ids(prompt.system)
     return PrepareContext(adapter, MemoryStore(), prefix, corpus or corpus_of(adapter, prompt))
+
+
+def scores(state):
+    return recipe_named("weave").select.score.scores(state)
 
 
 def test_context_sensitivity_is_the_relative_distance_of_kv_from_ordinary_passes(adapter, prompt):
@@ -93,7 +98,7 @@ def test_scores_are_attention_times_context_sensitivity(adapter, store, prompt):
     state = state_of(adapter, store, prompt, "weave")
     request, (first, _) = state.request, state.context
     probe = AttentionProbe(state.question_rows, columns=state.context)
-    state.run_partial(state.fresh, probe)
+    adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe))
     attention = probe.weights.mean(dim=0)
     expected = []
     for found in state.matched:
@@ -107,7 +112,7 @@ def test_scores_are_attention_times_context_sensitivity(adapter, store, prompt):
         expected.append(
             attention[found.span.start - first : found.span.end - first] * feature.tensors["moved"]
         )
-    got = AttentionTimesSensitivity().scores(state_of(adapter, store, prompt, "weave"))
+    got = scores(state_of(adapter, store, prompt, "weave"))
     torch.testing.assert_close(got, torch.cat(expected))
     assert (got > 0).all()
 
@@ -123,10 +128,8 @@ def test_without_features_attention_decides_alone(adapter, store, prompt, with_f
         prepare_chunks(ctx, chunks, recipe_named("weave"))
     state = state_of(adapter, store, prompt, "weave")
     without = [found.span.tokens for found in state.matched if found.origin == "reused"][with_features:]
-    attention = AttentionTimesSensitivity().attention.scores(state_of(adapter, store, prompt, "weave"))[
-        -sum(without) :
-    ]
-    ratio = AttentionTimesSensitivity().scores(state)[-sum(without) :] / attention
+    attention = QuestionAttention().scores(state_of(adapter, store, prompt, "weave"))[-sum(without) :]
+    ratio = scores(state)[-sum(without) :] / attention
     torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
     assert with_features or ratio[0] == pytest.approx(1.0)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import (
     ROTATIONS_KEYWORD,
@@ -173,8 +174,9 @@ class Passes:
         """Run a pass as `compute` does, for its hooks alone; it ends where one raises StopForward.
 
         The rows of the layers that ran are in the cache. Those of the layer at which the pass ended are too if a hook of
-        the plan ended it. If `hook` ended it, that layer and the later ones keep what they held.
+        the plan ended it. If `hook` ended it, that layer and the later ones keep what they held. Raises Cancelled.
         """
+        check_cancelled()
         with suppress(StopForward):
             self.compute(kv_cache, token_ids, plan, hook=hook)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
+from kvweave.models.attention import RowPlan
 from kvweave.models.hooks import AttentionHook, AttentionProbe, LayerQueries, StopAtLayer
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
@@ -36,6 +37,14 @@ class Select(Protocol):
 
         Raises InvalidRequest for a budget that it cannot spend.
         """
+        ...
+
+
+class TokenFactor(FeatureExtractor, Protocol):
+    """A feature of each token that a score is multiplied with."""
+
+    def of_stale_tokens(self, state: PrefillState) -> Tensor:
+        """Return (n,) float32 on the CPU, one for each row of `state.stale`."""
         ...
 
 
@@ -117,12 +126,17 @@ class QuestionAttention:
 
     Attention weights of the rows that the user wrote, with a softmax over the context's keys alone, averaged over
     rows, heads and layers. `layers` are the layers to look at, negative ones from the last; None for all. Those count that
-    see the whole context (`LayerVotes`).
+    see the whole context (`LayerVotes`). With `times`, each weight is multiplied with that feature of its token.
     """
 
     layers: tuple[int, ...] | None = None
+    times: TokenFactor | None = None
     supports_coverage: ClassVar[bool] = True
-    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """The factor, if there is one."""
+        return () if self.times is None else (self.times,)
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one pass up to the attention of the last layer that counts.
@@ -133,20 +147,20 @@ class QuestionAttention:
         first, _ = state.context
         votes = state.question_votes(self.layers)
         probe = question_probe(state, votes)
-        state.run_partial(*question_pass(state, votes, probe))
-        return probe.weights.mean(dim=0).cpu()[state.stale - first]
+        plan = question_pass(state, votes, probe)
+        state.request.adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, plan)
+        attention = probe.weights.mean(dim=0).cpu()[state.stale - first]
+        return attention if self.times is None else attention * self.times.of_stale_tokens(state)
 
 
-def question_pass(
-    state: PrefillState, votes: LayerVotes, probe: AttentionHook
-) -> tuple[Tensor, AttentionHook, StopAtLayer]:
-    """Return rows and hooks of a pass of the question over the stale KV, up to the attention of the last layer that counts.
+def question_pass(state: PrefillState, votes: LayerVotes, probe: AttentionHook) -> RowPlan:
+    """Return the pass of the question over the stale KV, up to the attention of the last layer that counts.
 
     Fresh chunks are computed on the way. Where a window is lifted, the probe sees far keys at a distance inside it.
     """
     shown = probe if votes.lifted_window is None else _WithinWindow(state, votes.lifted_window, probe)
     rows = state.fresh[state.fresh <= state.question_rows[-1]]
-    return rows, shown, StopAtLayer(votes.layers[-1])
+    return state.plan(rows, shown, StopAtLayer(votes.layers[-1]))
 
 
 def question_probe(state: PrefillState, votes: LayerVotes) -> AttentionProbe:

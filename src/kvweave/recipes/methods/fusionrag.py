@@ -85,7 +85,8 @@ class AttentionInEachChunk:
             )
             for columns in chunks
         ]
-        state.run_partial(*question_pass(state, votes, _Together(probes)))
+        plan = question_pass(state, votes, _Together(probes))
+        state.request.adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, plan)
         return torch.cat([probe.weights.mean(dim=0) for probe in probes]).cpu()
 
 

@@ -46,7 +46,7 @@ def weave() -> Recipe:
         "weave",
         prepare=SimilarAndPrevious(),
         match=MatchPathThenChunk(),
-        select=TopScores(AttentionTimesSensitivity()),
+        select=TopScores(QuestionAttention(times=ContextSensitivity())),
         ratio=0.1,
     )
 
@@ -165,21 +165,3 @@ def _relative_distance(kv: ChunkKV, isolated: ChunkKV) -> Tensor:
     off = (kv.kv.cpu().float() - alone).square().sum(dim=(2, 4))  # (L, 2, n)
     length = alone.square().sum(dim=(2, 4)).clamp(min=1e-9)
     return (off / length).sqrt().mean(dim=(0, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTimesSensitivity:
-    """The question's attention to each stale token, times how far the token's KV moves after other chunks."""
-
-    attention: QuestionAttention = field(default_factory=QuestionAttention)
-    sensitivity: ContextSensitivity = field(default_factory=ContextSensitivity)
-    supports_coverage: ClassVar[bool] = True
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Context sensitivity."""
-        return (self.sensitivity,)
-
-    def scores(self, state: PrefillState) -> Tensor:
-        """Run the pass for the attention, and read one feature of each stale chunk."""
-        return self.attention.scores(state) * self.sensitivity.of_stale_tokens(state)
