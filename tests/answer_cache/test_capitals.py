@@ -68,6 +68,7 @@ SAME = [
     ("What did the newsletter of may 2015 say?", "What did the newsletter of May 2015 say?"),
     ("who is the landlord of 8 mill lane", "Who is the landlord of 8 Mill Lane?"),
     ("Who has room 12b?", "Who has room 12B?"),
+    ("Does it open at 5 AM?", "Does it open at 5 am?"),
     ("battery retest date", "Battery Retest Date"),
     ("Polish lessons: when are they?", "polish lessons: when are they?"),
     ("wann öffnet das Amt?", "Wann öffnet das Amt?"),

@@ -29,6 +29,7 @@ from kvweave.answer_cache.english.veto import (
     are_opposed,
     certain_veto,
     kind_of_pair,
+    limits_otherwise,
     negates_otherwise,
     says_otherwise,
     veto,
@@ -157,6 +158,8 @@ class EnglishMatcher:
         unlike = difference(one, two)
         if unlike is None and one.asks != EXACT and negates_otherwise(question, other):
             unlike = "negation"
+        elif unlike is None and one.asks != EXACT and limits_otherwise(question, other):
+            unlike = "scope"
         if unlike is None and cosine >= threshold:
             return Comparison("same", READING)
         compared = self._by_words(question, other, cosine, threshold, unlike)
@@ -271,8 +274,9 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     if not near:
         return None
     here, there = normalize(one), normalize(other)
-    alike = here.asks != EXACT and difference(here, there) is None and not negates_otherwise(one, other)
-    return errors if alike else None
+    alike = here.asks != EXACT and difference(here, there) is None
+    otherwise = alike and (negates_otherwise(one, other) or limits_otherwise(one, other))
+    return errors if alike and not otherwise else None
 
 
 def _undone(one: str, other: str) -> tuple[str, str, tuple[str, ...]]:

@@ -26,6 +26,9 @@ _NUMBER_AFTER: Final = re.compile(r",? \d")
 _MONTHS: Final = frozenset("march may august".split())
 """Months that are other words in small letters."""
 
+_HALVES: Final = frozenset(("am", "pm"))
+"""Halves of the day, after a number."""
+
 _UNIT: Final = re.compile(r"m(?:w|wh|v|va|a|ah|hz|pa|j|n|bq|sv|ev)|[kmgtp]i?b(?:ps|/s|it)?")
 """Symbols in which capitals tell milli from mega, and bits from bytes."""
 
@@ -189,6 +192,8 @@ def _between(word: str, one: tuple[_Text, _Spelling], other: tuple[_Text, _Spell
     """Return what two spellings of a word leave open; texts in capitals come first."""
     (first, here), (second, there) = sorted((one, other), key=lambda each: not each[0].shouted)
     if (first.shouted == second.shouted and here.text == there.text) or (here.dated and there.dated):
+        return Doubt.NONE
+    if here.counted and there.counted and word in _HALVES:
         return Doubt.NONE
     if _is_unit(word, here, there):
         if first.shouted and len(word) == 1 and there.text.islower():
