@@ -2,9 +2,10 @@
 
     python lab/experiments/general_words.py FOLDER      # of index.noun, data.noun, noun.exc, …: Debian's package wordnet-base
 
-Writes two files beside the English reading. `general_words.xz` holds four lines of words: general words, names, irregular forms with
-their base, and pairs of antonyms. `related_words.xz` holds three: words that texts have often, pairs that share a meaning which is
-among the first three of either, and pairs of which one is derived from the other. WordNet's licence lies beside them.
+Writes two files beside the English reading. `general_words.xz` holds five lines of words: general words, names, irregular forms with
+their base, pairs of antonyms, and frequent words that are names too. `related_words.xz` holds three: words that texts have often, pairs
+that share a meaning which is among the first three of either, and pairs of which one is derived from the other. WordNet's licence lies
+beside them.
 """
 
 import lzma
@@ -18,6 +19,8 @@ from typing import Final
 
 _OUTPUT: Final = Path(__file__).parents[2] / "src" / "kvweave" / "answer_cache" / "english"
 _PARTS: Final = {"noun": "n", "verb": "v", "adj": "as", "adv": "r"}
+_KINDS: Final = "nvars"
+"""Parts of speech in the order of their numbers in the keys of meanings."""
 _MARKER: Final = re.compile(r"\(\w+\)$")  # of an adjective's place: "asleep(p)"
 _ANTONYM, _DERIVED = "!", ("+", "\\")
 _OFTEN: Final = 3
@@ -26,7 +29,7 @@ _FIRST_MEANINGS: Final = 3
 
 
 def general_words(folder: Path) -> str:
-    """Return the four lines; raises OSError if a file of WordNet is missing."""
+    """Return the five lines; raises OSError if a file of WordNet is missing."""
     sets = {(part, offset): words for part, offset, words, _ in _synsets(folder)}
     spelled = {word for words in sets.values() for word in words if word.isascii() and word.isalpha()}
     common = {word for word in spelled if word.islower()}
@@ -45,7 +48,10 @@ def general_words(folder: Path) -> str:
         )
         if form.isascii() and form.isalpha() and base.isalpha() and form != base
     }
-    return "\n".join(" ".join(sorted(words)) for words in (common, names, forms, antonyms)) + "\n"
+    return (
+        "\n".join(" ".join(sorted(words)) for words in (common, names, forms, antonyms, _homographs(folder)))
+        + "\n"
+    )
 
 
 def related_words(folder: Path) -> str:
@@ -85,6 +91,27 @@ def _uses(folder: Path) -> Counter[str]:
         key, _, count = line.split()
         uses[key.partition("%")[0]] += int(count)
     return uses
+
+
+def _homographs(folder: Path) -> set[str]:
+    """Return the words that texts often have in small letters, and that mean something else with a capital."""
+    tagged: Counter[str] = Counter()
+    for line in (folder / "cntlist.rev").read_text("latin1").splitlines():
+        key, _, count = line.split()
+        tagged[":".join(key.split(":")[:3])] += int(count)
+    uses: Counter[str] = Counter()
+    for part in _PARTS:
+        for line in (folder / f"data.{part}").read_text("latin1").splitlines():
+            if line.startswith(" "):
+                continue  # the licence
+            fields = line.partition(" | ")[0].split()
+            end = 4 + 2 * int(fields[3], 16)
+            for word, sense in zip(fields[4:end:2], fields[5:end:2], strict=True):
+                plain = _MARKER.sub("", word)
+                key = f"{plain.lower()}%{_KINDS.index(fields[2]) + 1}:{fields[1]}:{int(sense, 16):02}"
+                uses[plain] += tagged[key]
+    named = {word.lower() for word in uses if word[0].isupper() and not word.isupper()}
+    return {word for word in named if word.isascii() and word.isalpha() and uses[word] >= _OFTEN}
 
 
 def _synsets(folder: Path) -> Iterator[tuple[str, str, list[str], list[tuple[str, str, str, int, int]]]]:

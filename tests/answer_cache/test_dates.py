@@ -25,6 +25,9 @@ def folded(text):
         ("two dozen", 24),
         ("1,250", 1250),
         ("0012", 12),
+        ("1.250.000", 1_250_000),
+        ("1.250,5", "1250.5"),
+        ("1,250.5", "1250.5"),
     ],
 )
 def test_numbers(written, number):
@@ -34,6 +37,7 @@ def test_numbers(written, number):
 def test_fractions_keep_their_point():
     assert folded("it weighs 2.5 kg")[2] == "#2.5"
     assert folded("it weighs 2.50 kg")[2] != "#25"
+    assert folded("it weighs 1.500 kg")[2] not in ("#1500", folded("it weighs 15.00 kg")[2])
 
 
 def test_ordinals_are_not_numbers():

@@ -325,3 +325,16 @@ def test_capitals_do_not_matter_where_either_text_is_english():
     assert ENGLISH.same(asked, asked.lower(), 0.99, 0.85)
     assert ENGLISH.same(asked.upper(), asked, 0.99, 0.85)
     assert not ENGLISH.same(asked, "meaning of dishwasher error e16?", 0.99, 0.85)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Do just members pay?", "Do members pay?"),
+        ("What does just the boat cost?", "What does the boat cost?"),
+    ],
+)
+def test_a_word_that_limits_the_question_is_no_filler(one, other):
+    assert not ENGLISH.same(one, other, 0.99, 0.85)
+    assert not ENGLISH.same(other, one, 0.99, 0.85)
+    assert ENGLISH.same(f"I just want to know: {one}", one, 0.99, 0.85)

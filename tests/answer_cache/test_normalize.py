@@ -157,6 +157,10 @@ DIFFERENT = [
     ("Is Anna paid by Ben?", "Is Anna paying Ben?"),
     ("Who ate the fish?", "What ate the fish?"),
     ("How long is the film?", "How old is the film?"),
+    ("How long is the trail to Brill?", "How long does the trail to Brill take?"),
+    ("Who has blood group A-?", "Who has blood group A?"),
+    ("Is the limit 1.500 bar?", "Is the limit 1,500 bar?"),
+    ("Is it version 1.250?", "Is it version 1250?"),
     ("When did Peter arrive?", "When did Peters arrive?"),
     ("When does the plane leave?", "When does the plan leave?"),
     ("Who is in room 12?", "Who is in room 21?"),
@@ -268,6 +272,8 @@ def test_the_kind_of_difference_is_returned(one, other, kind):
         "What is planned for next Monday?",
         "Who left two days ago?",
         "How many orders came this month?",
+        "Who is on duty in two days?",
+        "When does the tour start, if we leave in 20 minutes?",
     ],
 )
 def test_questions_about_the_present_are_time_sensitive(question):
@@ -276,7 +282,13 @@ def test_questions_about_the_present_are_time_sensitive(question):
 
 @pytest.mark.parametrize(
     "question",
-    ["What is the last name of Anna?", "Who sat at the next table?", "What is on the menu on Monday?"],
+    [
+        "What is the last name of Anna?",
+        "Who sat at the next table?",
+        "What is on the menu on Monday?",
+        "How many goals did we score in two hours?",
+        "How much does one person build in a day?",
+    ],
 )
 def test_other_questions_are_not_time_sensitive(question):
     assert not normalize(question).time_sensitive

@@ -38,6 +38,15 @@ def test_the_same_question_is_answered_from_the_cache_and_says_so(base):
     assert again.timing.ttft_s == again.timing.total_s > 0
 
 
+def test_other_capitals_get_the_cached_answer_unless_they_change_a_word(base):
+    base.ask(GLORRIC)
+    assert is_cached(base.ask(GLORRIC.upper()))
+    assert is_cached(base.ask(GLORRIC.lower()))
+    base.ask("What does the password of Glorric tell US staff?")
+    assert not is_cached(base.ask("What does the password of Glorric tell us staff?"))
+    assert not is_cached(base.ask("what does the password of glorric tell us STAFF?"))
+
+
 def test_a_paraphrase_gets_the_cached_answer_and_is_pending(base):
     base.ask(GLORRIC)
     assert base.answers.pending() == []

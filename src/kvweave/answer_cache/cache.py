@@ -13,7 +13,7 @@ from typing import Final
 
 from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.entries import Entries, NewAnswer, encoded
-from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
+from kvweave.answer_cache.matching import CAPITALS, ENGLISH, Matcher, similarity
 from kvweave.answer_cache.near_misses import NearMiss, NearMisses
 from kvweave.answer_cache.pairs import CANDIDATES, LEAST_COSINE, AnswerPairs
 from kvweave.answer_cache.records import (
@@ -115,7 +115,15 @@ class AnswerCache:
                 return found, []
             if compared.sameness == "near":
                 near.append(NearMiss(found, compared.kind, cosine))
-        return None, near
+        return None, [miss for miss in near if not any(self._differ(miss, other) for other in near)]
+
+    def _differ(self, one: NearMiss, other: NearMiss) -> bool:
+        """Return whether two near questions differ in capitals that the asked one lacks: "mW" and "MW". Then neither is nearer."""
+        questions = one.answer.question, other.answer.question
+        return (
+            questions[0].lower() == questions[1].lower()
+            and self.matcher.compare(*questions, 1.0, 0.0).kind == CAPITALS
+        )
 
     def remember(self, question: str, settings: AnswerSettings, miss: NearMiss) -> None:
         """Remember a near miss of a question until `judge` is called for it."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final, Literal, Protocol
 
 from kvweave.answer_cache.english.alignment import are_same_keywords, likelihood
+from kvweave.answer_cache.english.capitals import Doubt, doubt, is_surely_english
 from kvweave.answer_cache.english.context import question_amid, questions_in
 from kvweave.answer_cache.english.dates import fold_dates
 from kvweave.answer_cache.english.lexicon import lexicon
@@ -28,6 +29,7 @@ from kvweave.answer_cache.english.veto import (
     are_opposed,
     certain_veto,
     kind_of_pair,
+    limits_otherwise,
     negates_otherwise,
     says_otherwise,
     veto,
@@ -43,6 +45,9 @@ Sameness = Literal["same", "near", "different"]
 
 READING: Final = "reading"
 """The kind of questions that are read alike; below τ they are near."""
+
+CAPITALS: Final = "capitals"
+"""The kind of questions that differ, or may differ, in the meaning that capitals give to a word."""
 
 NEAR_LIKELIHOOD: Final = 0.54
 """Questions that less likely ask the same are not near."""
@@ -72,8 +77,8 @@ class Comparison:
 
     Attributes:
         sameness: the verdict.
-        kind: what it rests on: "words", "reading", "spelling", "context", "keywords"; "keywords", "wording" or "context" if they
-            are near; else the difference.
+        kind: what it rests on: "words", "reading", "spelling", "context", "keywords"; "reading", "keywords", "wording", "context" or
+            "capitals" if they are near; else the difference.
         errors: words in lower case that were taken for typing errors of others, and words that they may be errors of as well: it holds
             where the documents have none of them.
     """
@@ -132,13 +137,29 @@ class EnglishMatcher:
         return normalize(question).time_sensitive
 
     def compare(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
-        """Compare as `Matcher.compare`: words first, then readings, then without typing errors and context."""
+        """Compare as `Matcher.compare`: words first, then readings, then without typing errors and context; capitals last."""
+        compared = self._without_capitals(question, other, cosine, threshold)
+        if compared.sameness == "different":
+            return compared
+        between = doubt(clean_text(question), clean_text(other))
+        if between is Doubt.MEANING:
+            return Comparison("different", CAPITALS)
+        if between is Doubt.GRAMMAR:
+            return Comparison("near", CAPITALS, compared.errors)
+        if between is Doubt.NAME and compared.sameness == "same":
+            return Comparison("near", READING, compared.errors)
+        return compared
+
+    def _without_capitals(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
+        """Compare two questions whose capitals mean nothing."""
         one, two = normalize(question), normalize(other)
         if one.time_sensitive or two.time_sensitive:
             return Comparison("different", "time")
         unlike = difference(one, two)
         if unlike is None and one.asks != EXACT and negates_otherwise(question, other):
             unlike = "negation"
+        elif unlike is None and one.asks != EXACT and limits_otherwise(question, other):
+            unlike = "scope"
         if unlike is None and cosine >= threshold:
             return Comparison("same", READING)
         compared = self._by_words(question, other, cosine, threshold, unlike)
@@ -153,7 +174,9 @@ class EnglishMatcher:
         """Compare two questions that are not certainly read alike; `unlike` is in what their readings differ."""
         first, second = clean_text(question), clean_text(other)
         english = [_is_english(text) for text in (first, second)]
-        if any(english) and first.lower() == second.lower():
+        if first.lower() == second.lower() and (
+            (any(english) and is_surely_english(first)) or first[1:] == second[1:]
+        ):
             return Comparison("same", "words")  # in other languages a capital may change what is asked
         if max(len(first), len(second)) <= _MOST_CHARACTERS and any(english):
             try:
@@ -251,8 +274,9 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
     if not near:
         return None
     here, there = normalize(one), normalize(other)
-    alike = here.asks != EXACT and difference(here, there) is None and not negates_otherwise(one, other)
-    return errors if alike else None
+    alike = here.asks != EXACT and difference(here, there) is None
+    otherwise = alike and (negates_otherwise(one, other) or limits_otherwise(one, other))
+    return errors if alike and not otherwise else None
 
 
 def _undone(one: str, other: str) -> tuple[str, str, tuple[str, ...]]:

@@ -49,6 +49,9 @@ _ORDINALS: Final = {
 _MOST: Final = 10**100
 """Numbers in words end below this: "million million million …" is no number that a question means."""
 
+_POINTS_BETWEEN_THOUSANDS: Final = re.compile(r"\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?|\d{1,3}\.\d{3},\d+")
+"""Not a single point: "1.500" may be one and a half, so it is no other number but itself."""
+
 _NO_NUMBER: Final = frozenset(
     "which this that the each any no every another can could may might must shall should will would do does did".split()
 )
@@ -106,7 +109,9 @@ def _number_at(words: Sequence[Word], at: int) -> tuple[str, int]:
     if match := re.fullmatch(r"(\d{1,18})(?:st|nd|rd|th)", text):
         return _ordinal(int(match[1])), 1
     if re.fullmatch(r"\d+(?:[.,]\d+)*", text) and not re.fullmatch(r"\d{1,2}[.]\d{1,2}[.]\d{2,4}", text):
-        plain = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", text).replace(",", ".")
+        if _POINTS_BETWEEN_THOUSANDS.fullmatch(text):
+            text = text.replace(".", "")
+        plain = re.sub(r",(?=\d{3}(?:\D|$))", "", text).replace(",", ".")
         return f"#{plain.lstrip('0') or '0'}", 1
     if text in _ORDINALS:
         return _ordinal(_ORDINALS[text]), 1

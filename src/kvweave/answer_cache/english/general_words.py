@@ -28,12 +28,14 @@ class GeneralWords:
         names: words that are only names.
         forms: irregular forms, each with its base.
         antonyms: pairs of words, each in alphabetical order.
+        homographs: words that texts often have, and that mean something else with a capital.
     """
 
     common: frozenset[str]
     names: frozenset[str]
     forms: Mapping[str, str]
     antonyms: frozenset[tuple[str, str]]
+    homographs: frozenset[str]
 
     def is_common(self, word: str) -> bool:
         """Return whether a word in lower case is a general word or a regular or irregular form of one."""
@@ -56,7 +58,7 @@ class GeneralWords:
 def general_words() -> GeneralWords:
     """Return the words, loaded once."""
     packed = (resources.files(__package__) / "general_words.xz").read_bytes()
-    common, names, forms, antonyms = (
+    common, names, forms, antonyms, homographs = (
         line.split() for line in lzma.decompress(packed).decode("ascii").splitlines()
     )
     pairs = (pair.partition(":") for pair in antonyms)
@@ -65,6 +67,7 @@ def general_words() -> GeneralWords:
         frozenset(names),
         {form: base for form, _, base in (pair.partition(":") for pair in forms)},
         frozenset((one, other) for one, _, other in pairs),
+        frozenset(homographs),
     )
 
 

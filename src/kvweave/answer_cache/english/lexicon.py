@@ -17,6 +17,7 @@ _SETS: Final = (
     "modals",
     "indefinite",
     "negations",
+    "homographs",
     "time_sensitive",
     "relative",
     "units_of_time",
@@ -52,6 +53,7 @@ class Lexicon:
     modals: frozenset[str]
     indefinite: frozenset[str]
     negations: frozenset[str]
+    homographs: frozenset[str]
     time_sensitive: frozenset[str]
     relative: frozenset[str]
     units_of_time: frozenset[str]

@@ -11,6 +11,7 @@ A paraphrase that is not recognised costs a computation, a false match a wrong a
 import hashlib
 import json
 import logging
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from kvweave.answer_cache.english.words import (
 )
 from kvweave.answer_cache.other_languages import as_written, depends_on_today, is_english
 
-VERSION: Final = 7
+VERSION: Final = 8
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
 
 EXACT: Final = "exact"
@@ -44,6 +45,8 @@ _MAX_CHARACTERS: Final = 1000
 itself, take time that grows with the square of the length."""
 
 _MOST_KEYWORDS: Final = 8
+_PAST: Final = frozenset("did was were had".split())
+_COUNT: Final = re.compile(r"#[\d.]+")
 _MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
 _QUOTES: Final = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "`": "'"})
 _RAISED: Final = ("<super>", "<sub>", "<fraction>")
@@ -206,9 +209,22 @@ def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
     """Return whether words such as "today" or "next week" relate the question to the present."""
     if any(word.text in known.time_sensitive for word in words):
         return True
+    past = any(word.text in _PAST or word.form == "past" for word in words)  # "scored in two hours"
+    if not past and any(_is_from_now(words[at : at + 3], known) for at in range(len(words))):
+        return True
     return any(
         word.text in known.relative and (following.base in known.units_of_time or is_date(following.base))
         for word, following in pairwise(words)
+    )
+
+
+def _is_from_now(words: Sequence[Word], known: Lexicon) -> bool:
+    """Return whether words are "in two days", which most often means from now on."""
+    return (
+        len(words) == 3
+        and words[0].text == "in"
+        and _COUNT.fullmatch(words[1].text) is not None
+        and words[2].base in known.units_of_time
     )
 
 

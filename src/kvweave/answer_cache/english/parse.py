@@ -103,7 +103,7 @@ def _how(after: list[Word], clause: Clause, known: Lexicon) -> tuple[str, list[W
     if first == "much":
         return _how_much(after[1:], clause, known)
     if first == "long":
-        return "duration", [word for word in after[1:] if word.base not in ("last", "take") or word.named]
+        return "duration", [word for word in after[1:] if word.base != "last" or word.named]
     if first in known.measures:
         return known.measures[first], after[1:]
     return "how", after

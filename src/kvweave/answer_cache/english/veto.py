@@ -161,6 +161,11 @@ def negates_otherwise(one: str, other: str) -> bool:
     return _negation_differs(read(one), read(other))
 
 
+def limits_otherwise(one: str, other: str) -> bool:
+    """Return whether one of two questions is about all, some, half or only those that it names, and the other is not: "just members"."""
+    return _scope_differs(read(one), read(other))
+
+
 def are_opposed(one: str, other: str) -> bool:
     """Return whether a word of one cleaned text means the opposite of a word of the other."""
     return _opposites(read(one), read(other))

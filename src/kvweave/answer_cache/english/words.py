@@ -40,6 +40,8 @@ _CONTRACTIONS: Final = (
     (re.compile(r"'s\b", re.I), " 's"),
 )
 _SIGNED_NUMBER: Final = re.compile(r"(?:^|[\s(])[-\u2212+]\s?[\d.]|\d\s+[-\u2013]\s+\d")
+_MINUS_BEHIND: Final = re.compile(r"[^\W_][-\u2013](?![\w-])")
+"""A grade or a blood group: "A-" is not "A"."""
 _OPERATORS: Final = frozenset("*/^\\")
 _SYMBOL_CATEGORIES: Final = frozenset({"Mn", "Mc", "Me", "Sm", "So"})
 """Unicode categories of combining marks, of relations and operators, and of pictures."""
@@ -67,7 +69,7 @@ class Word:
 def has_symbols(text: str) -> bool:
     """Return whether a cleaned text has meaningful symbols beside its words: relations, operators, a number's sign."""
     rest = _WORD.sub(" ", text)
-    return bool(_SIGNED_NUMBER.search(text)) or any(
+    return bool(_SIGNED_NUMBER.search(text) or _MINUS_BEHIND.search(text)) or any(
         sign in _OPERATORS or unicodedata.category(sign) in _SYMBOL_CATEGORIES for sign in rest
     )
 

@@ -1,0 +1,116 @@
+"""Capitals make another question where both spellings of a word are words of their own, and nowhere else."""
+
+import time
+
+import pytest
+
+from kvweave.answer_cache.english.capitals import is_surely_english
+from kvweave.answer_cache.matching import CAPITALS, ENGLISH, READING
+
+OTHERS = [
+    ("Does this apply to us?", "Does this apply to US?"),
+    ("Does this apply to us staff?", "Does this apply to US staff?"),
+    ("What does it say?", "What does IT say?"),
+    ("What Does It Say About Leave?", "What does IT say about leave?"),
+    ("What does who recommend?", "What does WHO recommend?"),
+    ("Who aids the clinic?", "Who AIDS the clinic?"),
+    ("Where is the pin of the door?", "Where is the PIN of the door?"),
+    ("How many mW does the pump take?", "How many MW does the pump take?"),
+    ("How many mW does the pump take?", "How many mw does the pump take?"),
+    ("How many Mb does the disk hold?", "How many MB does the disk hold?"),
+    ("Is the limit 10kb?", "Is the limit 10KB?"),
+    ("Is the line 5 m long?", "Is the line 5 M long?"),
+    ("How much Co does the sample hold?", "How much CO does the sample hold?"),
+    ("When does May start?", "When does may start?"),
+    ("Who joined the March?", "Who joined the march?"),
+    ("Who speaks Polish?", "Who speaks polish?"),
+    ("Where do we buy Polish for the floor?", "Where do we buy polish for the floor?"),
+    ("What does Apple cost?", "What does apple cost?"),
+    ("Who sells China?", "Who sells china?"),
+    ("Can you tell me what IT costs?", "What does it cost?"),
+    ("Hat Sie Recht?", "Hat sie Recht?"),
+    ("Hat Sie Recht?", "HAT SIE RECHT?"),
+    ("Hat man Sie in Bern?", "hat man sie in Bern?"),
+    ("Kam die Arme an?", "Kam die arme an?"),
+    ("Wer hat Recht?", "wer hat recht?"),
+]
+UNSAID = [
+    ("who speaks polish?", "Who speaks Polish?", READING),
+    ("how do I learn polish?", "How do I learn Polish?", READING),
+    ("WHO SPEAKS POLISH?", "Who speaks Polish?", READING),
+    ("why was the may invoice disputed", "Why was the May invoice disputed?", READING),
+    ("how much vat is due", "How much VAT is due?", READING),
+    ("how many mw does the pump take?", "How many MW does the pump take?", READING),
+    ("HOW MANY MW DOES THE PUMP TAKE?", "How many mW does the pump take?", READING),
+    ("does this apply to us staff?", "Does this apply to US staff?", CAPITALS),
+    ("DOES THIS APPLY TO US STAFF?", "Does this apply to US staff?", CAPITALS),
+    ("what does it cost", "What does IT cost?", CAPITALS),
+    ("WHAT DOES IT COST?", "What does IT cost?", CAPITALS),
+]
+SAME = [
+    ("who leads the harlow project?", "Who leads the Harlow project?"),
+    ("WHO LEADS THE HARLOW PROJECT?", "Who leads the Harlow project?"),
+    ("Who Leads the Harlow Project?", "Who leads the Harlow project?"),
+    ("Who Leads The Harlow Project?", "WHO LEADS THE HARLOW PROJECT?"),
+    ("who Leads the Harlow Project?", "Who leads the harlow project?"),
+    ("WHEN DOES IT OPEN FOR US?", "When does it open for us?"),
+    ("When Will It Open?", "when will it open"),
+    ("When is the Board Meeting?", "when is the board meeting?"),
+    ("When is the Board Meeting?", "When is the board meeting?"),
+    ("Where is the nasa office?", "Where is the NASA office?"),
+    ("What is the Pdf called?", "What is the PDF called?"),
+    ("Who must NOT come?", "Who must not come?"),
+    ("who polishes the floor", "WHO POLISHES THE FLOOR?"),
+    ("HOW DO WE POLISH THE FLOOR?", "How do we polish the floor?"),
+    ("HOW MANY MM IS IT LONG?", "How many mm is it long?"),
+    ("what happened on 3 march", "What happened on 3 March?"),
+    ("what did the tenant pay in may", "What did the tenant pay in May?"),
+    ("What did the newsletter of may 2015 say?", "What did the newsletter of May 2015 say?"),
+    ("who is the landlord of 8 mill lane", "Who is the landlord of 8 Mill Lane?"),
+    ("Who has room 12b?", "Who has room 12B?"),
+    ("Does it open at 5 AM?", "Does it open at 5 am?"),
+    ("battery retest date", "Battery Retest Date"),
+    ("Polish lessons: when are they?", "polish lessons: when are they?"),
+    ("wann öffnet das Amt?", "Wann öffnet das Amt?"),
+    ("Where is St. Anne's hall?", "where is st. anne's hall?"),
+]
+
+
+@pytest.mark.parametrize("cosine", [0.3, 0.99])
+@pytest.mark.parametrize(("one", "other"), OTHERS)
+def test_capitals_that_change_a_word_make_another_question(one, other, cosine):
+    for first, second in ((one, other), (other, one)):
+        assert ENGLISH.compare(first, second, cosine, 0.85).sameness == "different"
+
+
+@pytest.mark.parametrize("cosine", [0.3, 0.99])
+@pytest.mark.parametrize(("one", "other", "kind"), UNSAID)
+def test_a_text_whose_capitals_say_nothing_is_near_where_they_would_matter(one, other, kind, cosine):
+    for first, second in ((one, other), (other, one)):
+        compared = ENGLISH.compare(first, second, cosine, 0.85)
+        assert (compared.sameness, compared.kind) == ("near", kind)
+
+
+@pytest.mark.parametrize("cosine", [0.3, 0.99])
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_other_capitals_change_nothing(one, other, cosine):
+    for first, second in ((one, other), (other, one)):
+        assert ENGLISH.same(first, second, cosine, 0.85)
+
+
+def test_each_of_two_equal_words_has_its_capitals():
+    question = "Does the rule of US law apply to us?"
+    assert ENGLISH.same(question, "does the rule of US law apply to us", 0.99, 0.85)
+    assert not ENGLISH.same(question, "Does the rule of us law apply to US?", 0.99, 0.85)
+
+
+def test_a_text_is_english_by_its_function_words_or_most_of_its_words():
+    assert all(map(is_surely_english, ("Who leads it?", "battery retest date", "skelt ferry")))
+    assert not any(map(is_surely_english, ("Hat Sie Recht?", "Qui a vu Paul?", "Amt Bern Termin")))
+
+
+def test_a_long_text_takes_linear_time():
+    text = "When does May start? " * 3000
+    began = time.perf_counter()
+    assert not ENGLISH.same(text, text.replace("May", "may"), 0.99, 0.85)
+    assert time.perf_counter() - began < 5
