@@ -235,7 +235,8 @@ def test_without_windows_in_the_way_the_score_is_the_mean_over_all_layers(family
     prepare(adapter, store, prompt, "prophetkv")
     state, other = (state_of(adapter, store, prompt, "prophetkv") for _ in range(2))
     probe = AttentionProbe(other.question_rows, columns=other.context)
-    other.run_partial(other.fresh[other.fresh <= other.question_rows[-1]], probe)
+    rows = other.fresh[other.fresh <= other.question_rows[-1]]
+    adapter.run_partial(other.kv_cache, other.request.prompt.token_ids, other.plan(rows, probe))
     expected = probe.weights.mean(dim=0)[other.stale - other.context[0]]
     assert torch.equal(QuestionAttention().scores(state), expected)
 

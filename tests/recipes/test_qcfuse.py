@@ -106,7 +106,7 @@ def test_whole_chunks_and_all_layers_give_the_questions_attention_over_stale_kv(
     state = state_of(adapter, store, prompt, "qcfuse")
     scores = score.scores(state)
     probe = AttentionProbe(state.question_rows)
-    state.run_partial(state.fresh, probe)
+    adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe))
     torch.testing.assert_close(scores, probe.weights.mean(dim=0)[state.stale], atol=1e-5, rtol=1e-4)
     assert not score.extractors  # whole chunks need no feature
 

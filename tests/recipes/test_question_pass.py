@@ -42,6 +42,6 @@ def test_rows_after_the_users_last_word_are_not_computed_and_change_no_score(ada
     assert seen == [chunk.numel() + end - state.request.prompt.spans[-1].start]
 
     probe = AttentionProbe(torch.arange(start, end), columns=other.context)
-    other.run_partial(other.fresh, probe)
+    adapter.run_partial(other.kv_cache, other.request.prompt.token_ids, other.plan(other.fresh, probe))
     expected = probe.weights.mean(dim=0)[other.stale - other.context[0]]
     torch.testing.assert_close(scores, expected, atol=1e-6, rtol=1e-5)

@@ -93,7 +93,7 @@ def test_scores_are_attention_times_context_sensitivity(adapter, store, prompt):
     state = state_of(adapter, store, prompt, "weave")
     request, (first, _) = state.request, state.context
     probe = AttentionProbe(state.question_rows, columns=state.context)
-    state.run_partial(state.fresh, probe)
+    adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe))
     attention = probe.weights.mean(dim=0)
     expected = []
     for found in state.matched:

@@ -32,7 +32,7 @@ from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.recipes.state import PrefillState, rows_of
+from kvweave.recipes.state import PrefillState
 from kvweave.recipes.unfit import warn_if_none_fits
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import ModelFingerprint, TokenizedPrompt
@@ -113,7 +113,9 @@ def run(
                     _verify(matched)
                 clock = _Clock(started, matched=time.perf_counter())
                 state = _place(recipe, request, matched, sink)
-                selected = _select(recipe, state)
+                check_cancelled()
+                # The whole budget computes exact chunks too: the result must equal full attention.
+                selected = state.stored_chunks if budget.recomputes_all else recipe.select.choose(state)
                 clock.selected, clock.placed_s = time.perf_counter(), state.kv_cache.place_s
                 new = _NewEntries(recipe, state, sink)
                 hooks = new.hooks if sink is None else [*new.hooks, sink]
@@ -188,13 +190,6 @@ def _place(
     if sink is not None:
         kv_cache.stream_to(sink)
     return PrefillState(request, kv_cache, matched, recipe.attend)
-
-
-def _select(recipe: Recipe, state: PrefillState) -> Tensor:
-    if state.request.budget.recomputes_all:
-        # Every context row, exact ones too: the result must equal full attention.
-        return rows_of(m.span for m in state.matched if m.span.kind == "chunk" and m.origin != "fresh")
-    return recipe.select.choose(state)
 
 
 class _NewEntries:

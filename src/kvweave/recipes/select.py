@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
+from kvweave.models.attention import RowPlan
 from kvweave.models.hooks import AttentionHook, AttentionProbe, LayerQueries, StopAtLayer
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
@@ -133,20 +134,19 @@ class QuestionAttention:
         first, _ = state.context
         votes = state.question_votes(self.layers)
         probe = question_probe(state, votes)
-        state.run_partial(*question_pass(state, votes, probe))
+        plan = question_plan(state, votes, probe)
+        state.request.adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, plan)
         return probe.weights.mean(dim=0).cpu()[state.stale - first]
 
 
-def question_pass(
-    state: PrefillState, votes: LayerVotes, probe: AttentionHook
-) -> tuple[Tensor, AttentionHook, StopAtLayer]:
-    """Return rows and hooks of a pass of the question over the stale KV, up to the attention of the last layer that counts.
+def question_plan(state: PrefillState, votes: LayerVotes, probe: AttentionHook) -> RowPlan:
+    """Return the plan of a pass of the question over the stale KV, up to the attention of the last layer that counts.
 
     Fresh chunks are computed on the way. Where a window is lifted, the probe sees far keys at a distance inside it.
     """
     shown = probe if votes.lifted_window is None else _WithinWindow(state, votes.lifted_window, probe)
     rows = state.fresh[state.fresh <= state.question_rows[-1]]
-    return rows, shown, StopAtLayer(votes.layers[-1])
+    return state.plan(rows, shown, StopAtLayer(votes.layers[-1]))
 
 
 def question_probe(state: PrefillState, votes: LayerVotes) -> AttentionProbe:

@@ -7,11 +7,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
-from kvweave.models.hooks import AttentionHook, StopForward, Update, UpdateHook
+from kvweave.models.hooks import AttentionHook, StopForward, Update
 from kvweave.models.support import Geometry
 from kvweave.recipes.attend import Attend
 from kvweave.recipes.request import Matched, PrefillRequest
@@ -129,6 +128,11 @@ class PrefillState:
         return rows_of(m.span for m in self.matched if m.origin == "fresh")
 
     @cached_property
+    def stored_chunks(self) -> Tensor:
+        """Rows of all chunks with stored KV, stale or exact."""
+        return rows_of(m.span for m in self.matched if m.span.kind == "chunk" and m.origin != "fresh")
+
+    @cached_property
     def not_exact(self) -> Tensor:
         """All stale and fresh rows."""
         return torch.cat([self.stale, self.fresh]).sort().values
@@ -180,12 +184,6 @@ class PrefillState:
         plan.hooks.extend(hooks)
         return plan
 
-    def run_partial(self, rows: Tensor, *hooks: AttentionHook, update_hook: UpdateHook | None = None) -> None:
-        """Compute rows for what the hooks see; a hook that raises StopForward ends the pass."""
-        check_cancelled()
-        ids = self.request.prompt.token_ids
-        self.request.adapter.run_partial(self.kv_cache, ids, self.plan(rows, *hooks), update_hook)
-
     def compare_second_layer(self, *hooks: AttentionHook) -> "LayerDeviation":
         """Compute all stale and fresh rows through the first layer, with hooks on the pass, and compare the second.
 
@@ -197,7 +195,7 @@ class PrefillState:
                 f"{adapter.fingerprint.name} has one layer; this recipe compares the second. Take another recipe"
             )
         second = _StopAtSecondLayer()
-        self.run_partial(rows, *hooks, update_hook=second)
+        adapter.run_partial(self.kv_cache, self.request.prompt.token_ids, self.plan(rows, *hooks), second)
         assert second.update is not None
         places = torch.searchsorted(rows, self.stale).to(second.update.values.device)
         return LayerDeviation(second.update, places)

@@ -51,7 +51,7 @@ class TrueResidual:
         whole = adapter.new_cache(prompt.tokens)
         adapter.compute(whole, prompt.token_ids, plan)
         stale = question_probe(state, votes)
-        state.run_partial(state.fresh, stale)
+        adapter.run_partial(state.kv_cache, prompt.token_ids, state.plan(state.fresh, stale))
         rows = state.stale.to(adapter.geometry.device)
         norms = [
             residual_norms(

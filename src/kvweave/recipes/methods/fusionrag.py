@@ -12,7 +12,7 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import QuestionAttention, TopScores, question_pass
+from kvweave.recipes.select import QuestionAttention, TopScores, question_plan
 from kvweave.recipes.state import PrefillState
 
 
@@ -85,7 +85,8 @@ class AttentionInEachChunk:
             )
             for columns in chunks
         ]
-        state.run_partial(*question_pass(state, votes, _Together(probes)))
+        plan = question_plan(state, votes, _Together(probes))
+        state.request.adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, plan)
         return torch.cat([probe.weights.mean(dim=0) for probe in probes]).cpu()
 
 
