@@ -18,8 +18,8 @@ from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.weave import ContextSensitivity, SimilarAndPrevious
 from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import QuestionAttention, Score, TopScores
-from kvweave.recipes.state import PrefillState
 
 
 def lengths(state: PrefillState) -> list[int]:

@@ -30,9 +30,8 @@ from kvweave.recipes.match import Match, MatchSystemThenChunk
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
-from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
+from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, PrefillState
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.recipes.state import PrefillState
 from kvweave.recipes.unfit import warn_if_none_fits
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import ModelFingerprint, TokenizedPrompt

@@ -12,8 +12,8 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import QuestionAttention, TopScores, question_plan
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
+from kvweave.recipes.select import QuestionAttention, TopScores, question_plan, question_votes
 
 
 def fusionrag() -> Recipe:
@@ -77,7 +77,7 @@ class AttentionInEachChunk:
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one pass of the question and of fresh chunks up to the last of those layers."""
-        votes = state.question_votes(self.layers)
+        votes = question_votes(state, self.layers)
         chunks = [(m.span.start, m.span.end) for m in state.matched if m.origin == "reused"]
         probes = [
             AttentionProbe(
