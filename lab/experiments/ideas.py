@@ -11,20 +11,26 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from kvweave.models.hooks import AttentionProbe
+from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.weave import ContextSensitivity, SimilarAndPrevious
 from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import QuestionAttention, Score, TopScores
-from kvweave.recipes.state import PrefillState
 
 
 def lengths(state: PrefillState) -> list[int]:
     """Return the number of tokens of every stale chunk."""
     return [matched.span.tokens for matched in state.matched if matched.origin == "reused"]
+
+
+def _run_partial(state: PrefillState, rows: Tensor, *probes: AttentionHook) -> None:
+    """Run rows of the prompt for what probes see."""
+    plan = state.plan(rows, *probes)
+    state.request.adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +118,7 @@ class TimesValueNorm:
     def scores(self, state: PrefillState) -> Tensor:
         first, end = state.context
         probe = AttentionProbe(state.question_rows, columns=state.context)
-        state.request.adapter.run_partial(
-            state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe)
-        )
+        _run_partial(state, state.fresh, probe)
         norms = torch.stack(
             [
                 layer.values[0, :, first:end].float().square().sum(dim=(0, 2)).sqrt()
@@ -137,9 +141,7 @@ class LayerWeighted:
     def scores(self, state: PrefillState) -> Tensor:
         first, _ = state.context
         probe = AttentionProbe(state.question_rows, columns=state.context)
-        state.request.adapter.run_partial(
-            state.kv_cache, state.request.prompt.token_ids, state.plan(state.fresh, probe)
-        )
+        _run_partial(state, state.fresh, probe)
         weights = probe.weights.cpu()
         if self.layers is not None:
             weights = weights[list(self.layers)]
@@ -194,11 +196,7 @@ class TwoRounds:
         probes = [AttentionProbe(state.question_rows, columns=state.context)]
         if self.following:
             probes.append(AttentionProbe(stale[first], columns=state.context))
-        state.request.adapter.run_partial(
-            state.kv_cache,
-            state.request.prompt.token_ids,
-            state.plan(torch.cat([stale[first], state.fresh]).sort().values, *probes),
-        )
+        _run_partial(state, torch.cat([stale[first], state.fresh]).sort().values, *probes)
         start = state.context[0]
         second = probes[0].weights.mean(dim=0).cpu()[stale - start]
         if self.following:

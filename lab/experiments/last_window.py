@@ -3,7 +3,7 @@
     .venv/bin/python lab/experiments/last_window.py --model FOLDER --context-tokens 1980 --output lab/results/last_window.json
 
 For models whose layers see a sliding window, or some of them. Before: all layers count, whatever they see. After: those that
-see the whole context (`kvweave/recipes/state.py`). Prompts are those of `kvweave eval`: natural text with the evidence of
+see the whole context (`kvweave/recipes/select.py`). Prompts are those of `kvweave eval`: natural text with the evidence of
 a question anywhere in it, without other documents. They are prefilled, not answered. `even` is the share of rows drawn evenly, `full_alone` that of
 ProphetKV's score in the layers without a window.
 """
@@ -32,8 +32,8 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.request import rows_of
 from kvweave.recipes.select import QuestionAttention, TopScores
-from kvweave.recipes.state import rows_of
 from kvweave.types import Span, TokenizedPrompt
 from kvweave_lab.eval.evaluation import haystack_of, token_count
 from kvweave_lab.eval.grid import generated_cases, suite_named

@@ -4,10 +4,9 @@ import pytest
 
 from kvweave.answer_cache.english.alignment import likelihood
 from kvweave.answer_cache.english.context import question_amid, questions_in
-from kvweave.answer_cache.english.general_words import general_words
-from kvweave.answer_cache.english.related_words import Relation, relation
 from kvweave.answer_cache.english.spelling import corrected, edits
 from kvweave.answer_cache.english.veto import veto
+from kvweave.answer_cache.english.wordnet import Relation, general_words, relation
 from kvweave.answer_cache.matching import ENGLISH, Comparison
 
 BAKERY = "Which members of the bakery arrive before breakfast?"

@@ -46,16 +46,12 @@ def events_of(text):
     yield Piece(text[2:])
     sources = tuple(Source("a.md", 0, len(each), each, 1.0) for each in PASSAGES)
     answer = Answer(text, sources, Plan("reuse", 0.0, ()), Timing())
-    return Answered(answer, TokenizedPrompt((), (), (0, 0)), None)
+    yield Answered(answer, TokenizedPrompt((), (), (0, 0)), None)
 
 
 def collected(events):
-    found = []
-    while True:
-        try:
-            found.append(next(events))
-        except StopIteration as end:
-            return found, end.value.answer
+    *found, whole = events
+    return found, whole.answer
 
 
 def test_the_text_is_held_back_until_it_is_whole():

@@ -14,7 +14,7 @@ from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt, Span, TokenizedPrompt
 
 
-def answered(ids, selected=()):
+def answered(ids, tokenizer, selected=()):
     """Return an answer whose prompt has three spans: exact, reused, fresh."""
     a, b, end = len(ids) // 3, 2 * len(ids) // 3, len(ids)
     spans = [("system", 0, a, "exact"), ("chunk", a, b, "reused"), ("question", b, end, "fresh")]
@@ -27,7 +27,8 @@ def answered(ids, selected=()):
         ),
     )
     prompt = TokenizedPrompt(tuple(ids), tuple(Span(*span[:3]) for span in spans), (b, end))
-    return Answered(Answer("", (), plan, Timing()), prompt, torch.tensor(selected, dtype=torch.long))
+    whole = Answer("", (), plan, Timing())
+    return Answered(whole, prompt, torch.tensor(selected, dtype=torch.long), tokenizer=tokenizer)
 
 
 def metaspace_tokenizer():
@@ -40,8 +41,8 @@ def metaspace_tokenizer():
 
 
 def test_origins_of_tokens_agree_with_the_plan():
-    one = answered(range(10, 22), selected=[0, 5, 7])
-    origins = [token.origin for token in explain(one, tiny_adapter().tokenizer)]
+    one = answered(range(10, 22), tiny_adapter().tokenizer, selected=[0, 5, 7])
+    origins = [token.origin for token in explain(one)]
     assert origins == [
         *("recomputed", "exact", "exact", "exact"),
         *("reused", "recomputed", "reused", "recomputed"),
@@ -62,7 +63,7 @@ def test_origins_of_tokens_agree_with_the_plan():
 def test_the_texts_of_all_tokens_make_the_prompt(text):
     adapter = tiny_adapter()
     ids = adapter.template.render(Prompt("Where?", (text, "More."))).token_ids
-    tokens = explain(answered(ids), adapter.tokenizer)
+    tokens = explain(answered(ids, adapter.tokenizer))
     assert "".join(token.text for token in tokens) == adapter.tokenizer.decode(ids)
     assert [token.id for token in tokens] == list(ids)
     assert all("\ufffd" not in token.text for token in tokens)
@@ -71,12 +72,12 @@ def test_the_texts_of_all_tokens_make_the_prompt(text):
 def test_incomplete_bytes_are_shown_as_broken():
     adapter = tiny_adapter()
     ids = [*adapter.template.tokenize("世")[:1], *adapter.template.tokenize("abc")]
-    tokens = explain(answered(ids), adapter.tokenizer)
+    tokens = explain(answered(ids, adapter.tokenizer))
     assert "".join(token.text for token in tokens) == "\ufffdabc"
 
 
 def test_a_space_belongs_to_the_word_after_it():
-    tokens = explain(answered([1, 2, 3, 4, 5, 6]), metaspace_tokenizer())
+    tokens = explain(answered([1, 2, 3, 4, 5, 6], metaspace_tokenizer()))
     assert [token.text for token in tokens] == ["The", " inn", " is", " north", "ern", "."]
 
 

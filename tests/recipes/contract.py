@@ -11,8 +11,7 @@ from kvweave.recipes.features import attention_key
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
-from kvweave.recipes.request import Budget, PrefillRequest
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import Budget, PrefillRequest, PrefillState
 from kvweave.testing import tiny_model
 from kvweave.types import ChunkFeature
 

@@ -15,9 +15,8 @@ from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import Budget, PrefillRequest
+from kvweave.recipes.request import Budget, PrefillRequest, PrefillState
 from kvweave.recipes.simulated_requests import SimulatedRequests
-from kvweave.recipes.state import PrefillState
 from kvweave.recipes.versions import RequestVersions
 from kvweave.testing import tiny_model
 from kvweave.types import KVProvenance

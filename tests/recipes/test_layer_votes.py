@@ -19,8 +19,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.fusionrag import AttentionInEachChunk
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.methods.weave import ContextSensitivity
-from kvweave.recipes.select import QuestionAttention
-from kvweave.recipes.state import LayerVotes, last_layer, voting_layers
+from kvweave.recipes.select import LayerVotes, QuestionAttention, last_layer, voting_layers
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
 

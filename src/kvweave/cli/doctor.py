@@ -187,7 +187,11 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
             f"{stats.damaged} damaged so far",
         ),
         Finding("recipe auto", True, calibration.told),
-        *([Finding("weights", True, verdict.weights_told)] if verdict is not None and verdict.weights else []),
+        *(
+            [Finding("weights", True, verdict.weights_told)]
+            if verdict is not None and verdict.weights
+            else []
+        ),
     ]
 
 

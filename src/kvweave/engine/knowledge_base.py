@@ -214,19 +214,22 @@ class KnowledgeBase:
         cache: AnswerCacheUse = "use",
     ) -> Answer:
         """Answer a question from the documents; see `stream` for the options and errors."""
-        stream = self.stream(
-            question,
-            recipe=recipe,
-            prepare=prepare,
-            ratio=ratio,
-            coverage=coverage,
-            top_k=top_k,
-            drop_chunks=drop_chunks,
-            cache=cache,
-        )
-        for _ in stream.events():
-            pass
-        return stream.answer
+        with self._requests.start():  # background work stops from here on, while code is imported too
+            from kvweave.engine.answering.answer_stream import Answered
+            from kvweave.engine.answering.settings import CallOptions
+
+            call = CallOptions(
+                recipe=recipe,
+                prepare=prepare,
+                ratio=ratio,
+                coverage=coverage,
+                top_k=top_k,
+                drop_chunks=drop_chunks,
+                cache=cache,
+            )
+            *_, whole = self._asker.events(question, call)
+        assert isinstance(whole, Answered)  # the last event
+        return whole.answer
 
     def stream(
         self,
@@ -264,8 +267,9 @@ class KnowledgeBase:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
             PromptTooLong: with the first piece.
         """
-        request = self._requests.start()  # background work stops from here on, while code is imported too
+        request = self._requests.start()
         try:
+            from kvweave.engine.answering.answer_stream import AnswerStream
             from kvweave.engine.answering.settings import CallOptions
 
             call = CallOptions(
@@ -278,7 +282,8 @@ class KnowledgeBase:
                 cache=cache,
                 generation=generation,
             )
-            return self._asker.stream(question, request, call, QuestionContext(tuple(earlier), instruction))
+            events = self._asker.events(question, call, QuestionContext(tuple(earlier), instruction))
+            return AnswerStream(events, request)
         except BaseException:
             request.close()
             raise

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from kvweave.database import Database
 from kvweave.engine.background_budget import BackgroundBudget
 from kvweave.engine.conversations.conversation_log import empty_outdated
 from kvweave.engine.documents.preparation import Preparation, preparation_way
+from kvweave.engine.once import once
 from kvweave.engine.verdicts import VerdictTable
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
@@ -76,8 +76,6 @@ class KnowledgeBaseState:
     def __init__(self, folder: Path, name: str, config: Config, namespace: str | None = None) -> None:
         self._folder, self._config = folder, config
         self._namespace = namespace or name
-        self._opening = threading.Lock()
-        self._store: ChunkStore | None = None
         with ExitStack() as undo:  # closes what was opened if the rest cannot be
             self.database = Database(folder / "catalog.sqlite")
             undo.callback(self.database.close)
@@ -91,19 +89,28 @@ class KnowledgeBaseState:
             )
             self.conversations = folder / "conversations"
             if config.store.shared is not None:
-                self._store = self._open_store()  # a wrong address is refused now
+                _ = self.store  # a wrong address is refused now
             undo.pop_all()
 
-    @property
+    @once
     def store(self) -> "ChunkStore":
         """The store of chunk KV, opened at the first access: it needs PyTorch, and listing documents does not need it.
 
         Never open it inside a transaction: it creates its tables.
         """
-        with self._opening:
-            if self._store is None:
-                self._store = self._open_store()
-            return self._store
+        from kvweave.kvstore.chunk_store import ChunkStore
+
+        settings = self._config.store
+        return ChunkStore(
+            self._folder / "kv",
+            namespace=self._namespace,
+            limit_bytes=settings.limit_bytes,
+            host_bytes=settings.host_bytes,
+            shared=settings.shared,
+            shared_bytes=settings.shared_bytes,
+            database=self.database,
+            owned_only=True,  # KV of a document that is removed meanwhile must not be kept
+        )
 
     def put(
         self,
@@ -165,8 +172,9 @@ class KnowledgeBaseState:
     def close(self) -> None:
         """Write counters and close files; closing twice is fine."""
         if not self.database.closed:
-            if self._store is not None:
-                self._store.close()
+            store = self.__dict__.get("store")
+            if store is not None:
+                store.close()
             self.database.close()
 
     def _forget(self, versions: Sequence[str]) -> None:
@@ -182,18 +190,3 @@ class KnowledgeBaseState:
             with try_lock(self._folder / IDLE_LOCK) as free:
                 if free:
                     shutil.rmtree(folder, ignore_errors=True)
-
-    def _open_store(self) -> "ChunkStore":
-        from kvweave.kvstore.chunk_store import ChunkStore
-
-        settings = self._config.store
-        return ChunkStore(
-            self._folder / "kv",
-            namespace=self._namespace,
-            limit_bytes=settings.limit_bytes,
-            host_bytes=settings.host_bytes,
-            shared=settings.shared,
-            shared_bytes=settings.shared_bytes,
-            database=self.database,
-            owned_only=True,  # KV of a document that is removed meanwhile must not be kept
-        )

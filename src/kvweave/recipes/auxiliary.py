@@ -21,7 +21,7 @@ from kvweave.ops.scores import Offsets
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import feature_bytes
 from kvweave.recipes.prepare import kv_bytes
-from kvweave.recipes.state import last_layer
+from kvweave.recipes.select import last_layer
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Prompt
 
 

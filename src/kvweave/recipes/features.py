@@ -13,7 +13,7 @@ from torch import Tensor
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionShares
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
-from kvweave.recipes.state import rows_of
+from kvweave.recipes.request import rows_of
 from kvweave.types import ChunkFeature, KVProvenance, TokenizedPrompt
 
 _SHARES = "shares"

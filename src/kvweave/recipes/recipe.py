@@ -30,9 +30,8 @@ from kvweave.recipes.match import Match, MatchSystemThenChunk
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
-from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
+from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, PrefillState
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.recipes.state import PrefillState
 from kvweave.recipes.unfit import warn_if_none_fits
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import ModelFingerprint, TokenizedPrompt
@@ -113,8 +112,8 @@ def run(
                     _verify(matched)
                 clock = _Clock(started, matched=time.perf_counter())
                 state = _place(recipe, request, matched, sink)
-                # With the whole budget exact rows are computed again too: the result must equal full attention.
-                selected = state.stored_chunk_rows if budget.recomputes_all else recipe.select.choose(state)
+                # The whole budget computes exact chunks too: the result must equal full attention.
+                selected = state.stored_chunks if budget.recomputes_all else recipe.select.choose(state)
                 clock.selected, clock.placed_s = time.perf_counter(), state.kv_cache.place_s
                 new = _NewEntries(recipe, state, sink)
                 hooks = new.hooks if sink is None else [*new.hooks, sink]

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvweave.models.hooks import AttentionHook
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
 
 
 class Recompute(Protocol):

@@ -25,7 +25,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult
-from kvweave.recipes.state import voting_layers
+from kvweave.recipes.select import voting_layers
 from kvweave.results import PlanSpan
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.metrics import METRICS, ContainedFacts, Judge

@@ -11,8 +11,8 @@ from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.place import StoredPositions
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
 
 
 def naive() -> Recipe:

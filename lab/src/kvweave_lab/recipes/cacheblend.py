@@ -14,8 +14,8 @@ from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.recompute import SelectedRows
+from kvweave.recipes.request import SECOND_LAYER, PrefillState
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import SECOND_LAYER, PrefillState
 
 
 def with_keys() -> Recipe:

@@ -12,8 +12,8 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
+from kvweave.recipes.select import TopScores, question_votes
 from kvweave.types import ChunkKV
 
 
@@ -52,7 +52,7 @@ class IsolatedQuestionProducts:
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one pass of the question after the prefix up to that layer; of the chunks read only its keys."""
-        (layer,) = state.question_votes((-1,)).layers
+        (layer,) = question_votes(state, (-1,)).layers
         queries = self._queries(state, layer)  # (H, R, D)
         found = [
             _products(queries, m.kv, layer)

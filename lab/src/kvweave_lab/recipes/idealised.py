@@ -10,8 +10,8 @@ from kvweave.ops.scores import residual_norms
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores, question_probe
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
+from kvweave.recipes.select import TopScores, question_probe, question_votes
 
 
 def idealised() -> Recipe:
@@ -44,7 +44,7 @@ class TrueResidual:
         """Run a full prefill with its own KV cache, and the question over stale KV."""
         adapter, prompt = state.request.adapter, state.request.prompt
         first, _ = state.context
-        votes = state.question_votes()
+        votes = question_votes(state)
         full = question_probe(state, votes)
         plan = adapter.rows(torch.arange(prompt.tokens))
         plan.hooks.append(full)

@@ -11,7 +11,7 @@ from kvweave.recipes.match import MatchExactPathWithQueries
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.recompute import SelectedRows
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
 
 
 def percache() -> Recipe:

@@ -18,7 +18,7 @@ from kvweave.models.prompt import SEPARATOR
 from kvweave.ops.scores import Offsets, top_tokens, transfer_scores
 from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.request import Budget
-from kvweave.recipes.state import last_layer
+from kvweave.recipes.select import last_layer
 from kvweave.types import Prompt
 from kvweave_lab.eval.selection.layer_attention import TOP_SHARE
 from kvweave_lab.eval.selection.measure import attention_divergence, jaccard

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvweave.answer_cache.english.related_words import Relation, relation
 from kvweave.answer_cache.english.veto import DOUBTS, Question, doubts, read
 from kvweave.answer_cache.english.veto_words import COUNTED, GENERIC, MEASURED, UNITS
+from kvweave.answer_cache.english.wordnet import Relation, relation
 
 _LITTLE: Final = GENERIC | COUNTED | {"receive"}
 """Words that need no counterpart: light verbs, and how many."""

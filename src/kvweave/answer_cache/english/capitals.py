@@ -10,9 +10,9 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final
 
-from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.spelling import is_general, is_word, words_of_grammar
+from kvweave.answer_cache.english.wordnet import general_words
 from kvweave.languages import ENGLISH, function_word_counts, function_words
 
 _WORD: Final = re.compile(r"[^\W\d_]+(?:/s\b)?")

@@ -13,32 +13,29 @@ from functools import lru_cache
 from typing import Final
 
 from kvweave.answer_cache.english.dates import fold_dates
-from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.related_words import related_words
 from kvweave.answer_cache.english.spelling import (
-    NUMBERS_AND_DATES,
-    differ_by_prefix,
-    edits,
-    is_general,
-    is_swapped,
-    is_word,
-    words_of_grammar,
-)
-from kvweave.answer_cache.english.typing_slips import (
     LEAST_LETTERS,
+    NUMBERS_AND_DATES,
     OMITTED,
     OTHER,
     SHORT,
     SWAPPED,
     TWO,
+    differ_by_prefix,
+    edits,
+    is_general,
+    is_swapped,
     is_usual,
+    is_word,
     kind_of,
     kind_of_any,
     words_near,
+    words_of_grammar,
 )
 from kvweave.answer_cache.english.veto import opposed_words
 from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, NEGATIONS, SCOPE, UNITS
+from kvweave.answer_cache.english.wordnet import general_words, related_words
 from kvweave.answer_cache.english.words import OWNER, Word, has_symbols, split_words
 
 _LONG: Final = 5  # letters of a number with another error than two letters swapped; of a word with any other letter that others have too

@@ -19,10 +19,9 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Final, Literal
 
-from kvweave.answer_cache.english.clause import Clause
 from kvweave.answer_cache.english.dates import fold_dates, is_date
 from kvweave.answer_cache.english.lexicon import Lexicon, lexicon, lexicon_text
-from kvweave.answer_cache.english.parse import parse
+from kvweave.answer_cache.english.parse import Clause, parse
 from kvweave.answer_cache.english.terms import Phrase, canonical_terms
 from kvweave.answer_cache.english.words import (
     Word,

@@ -1,15 +1,14 @@
-"""Parses an English question from left to right by lists of function words, without a grammar.
+"""Parses an English question into a clause, from left to right by lists of function words, without a grammar.
 
 Groups its words into runs and notes negation, tense, voice and helping verbs on the way. Returns no clause where it
 cannot tell.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from kvweave.answer_cache.english.clause import PASSIVE_FORMS, Clause, Run
 from kvweave.answer_cache.english.lexicon import Lexicon
 from kvweave.answer_cache.english.words import OWNER, Word
 
@@ -27,6 +26,71 @@ _ASKED_OF_ALL: Final = ("how", "where", "frequency")
 _POSSESSIVES: Final = ("my", "our", "your", "his", "their", "its")
 _NEEDS_NOUN: Final = ("who", "what", "whose")
 _PLACES: Final = ("at", "in", "on")
+_PASSIVE_FORMS: Final = ("participle", "both")
+
+
+@dataclass(slots=True)
+class Run:
+    """Consecutive words without a function word between them.
+
+    Attributes:
+        preposition: the one before them, or empty.
+        article: whether an article precedes them.
+        words: in order.
+        spoken_last: the last word as spoken, where an "of" phrase was moved before its noun since; else None.
+        owners: number of words before an "'s"; 0 without one.
+    """
+
+    preposition: str = ""
+    article: bool = False
+    words: list[Word] = field(default_factory=list)
+    spoken_last: Word | None = None
+    owners: int = 0
+
+    @property
+    def last(self) -> Word:
+        """The word that was spoken last."""
+        return self.spoken_last or self.words[-1]
+
+
+@dataclass(slots=True)
+class Clause:
+    """A question in parts.
+
+    Attributes:
+        asks: the kind of answer.
+        runs: its groups of words in order, without function words.
+        fronted: the noun of the question word ("which report"); None without one.
+        stranded: the preposition of the question word ("by whom", "who … by"), or empty.
+        negated: whether anything in it is negative.
+        tense: past, present or future.
+        has_helper: whether `do` or a modal precedes subject and verb.
+        do_support: whether that is `do`.
+        passive: whether a form of `be` precedes a participle.
+        verb: that participle.
+        copula: whether its only verb is a form of `be`.
+        modal: can, must, …; empty for a modal that only makes a tense.
+        generic: whether it is about the person who asks: "How do I …".
+    """
+
+    asks: str = ""
+    runs: list[Run] = field(default_factory=list)
+    fronted: Run | None = None
+    stranded: str = ""
+    negated: bool = False
+    tense: str = "present"
+    has_helper: bool = False
+    do_support: bool = False
+    passive: bool = False
+    verb: Word | None = None
+    copula: bool = False
+    modal: str = ""
+    generic: bool = False
+
+    def begin(self, preposition: str = "") -> Run:
+        """Append an empty run and return it."""
+        self.runs.append(Run(preposition))
+        return self.runs[-1]
 
 
 def parse(words: Sequence[Word], requested: bool, known: Lexicon) -> Clause | None:
@@ -114,7 +178,7 @@ def _how_much(after: list[Word], clause: Clause, known: Lexicon) -> tuple[str, l
     rest = [word for word in after if word.base != "cost"]
     if len(rest) < len(after):
         return "price", rest
-    if after and after[0].text in known.be and not any(word.form in PASSIVE_FORMS for word in after[1:]):
+    if after and after[0].text in known.be and not any(word.form in _PASSIVE_FORMS for word in after[1:]):
         return "price", after
     if after and after[0].base == "money":
         return "much", after[1:]
@@ -214,7 +278,7 @@ class _ClauseBuilder:
         self._run.words.append(word)
         if word.named:
             return
-        if word.form in PASSIVE_FORMS and self._after_be and clause.verb is None:
+        if word.form in _PASSIVE_FORMS and self._after_be and clause.verb is None:
             clause.passive, clause.verb, clause.copula = True, word, False
         elif word.form in ("past", "both") and not self._after_have and not clause.has_helper:
             clause.tense = "past"
@@ -261,7 +325,7 @@ class _ClauseBuilder:
         """Return whether a participle follows before anything that `have` does not extend over."""
         ends = self._known.be | self._known.do | self._known.prepositions.keys()
         for word in self._words[at + 1 :]:
-            if word.form in PASSIVE_FORMS or word.text == "been":
+            if word.form in _PASSIVE_FORMS or word.text == "been":
                 return not word.named
             if word.text in ends:
                 return False

@@ -1,4 +1,6 @@
-"""Recognises typing errors: a word that is no word, one letter away from a word of another question and from no other word.
+"""Recognises typing errors, their kinds, and the words that may be meant.
+
+A typing error is a word that is no word, one letter away from a word of another question and from no other word.
 
 Numbers, dates, names and short words are never taken for errors, nor is a word that is a general one. Where two questions are equal
 but for their errors, `mistyped` takes more for one. Whether the user's documents have the word is the caller's to check.
@@ -11,14 +13,14 @@ from functools import cache, lru_cache
 from string import ascii_lowercase
 from typing import Final, NamedTuple
 
-from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
+from kvweave.answer_cache.english.wordnet import general_words, related_words
 from kvweave.languages import ENGLISH, function_words
 
 _WORD: Final = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 
 _LONG: Final = 5  # letters of a word in which one letter may be wrong
-_SWAPPED: Final = 4  # letters of a word in which two neighbours may have changed places
+_LEAST_SWAPPED: Final = 4  # letters of a word in which two neighbours may have changed places
 _PREFIXES: Final = ("un", "in", "im", "dis", "non", "mis", "re", "de", "pre")
 NUMBERS_AND_DATES: Final = frozenset(
     "january february march april may june july august september october november december monday tuesday wednesday thursday "
@@ -28,6 +30,20 @@ NUMBERS_AND_DATES: Final = frozenset(
     "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth fortieth fiftieth sixtieth seventieth eightieth "
     "ninetieth hundredth thousandth millionth".split()
 )
+
+SWAPPED, OMITTED, NEIGHBOUR, OTHER, TWO = range(1, 6)
+"""Kinds of errors, the likeliest first: letters swapped or doubled; one left out; a key or a vowel for another, or a key more; any
+other letter; two errors."""
+
+LEAST_LETTERS: Final = {SWAPPED: 4, OMITTED: 4, NEIGHBOUR: 4, OTHER: 4, TWO: 8}
+"""Of the word that is meant, by the kind of error."""
+
+SHORT: Final = 3  # letters of a function word, and of a word with two letters swapped or with one doubled
+_ANAGRAM: Final = 6  # letters of a word in which two pairs may be swapped
+
+_KEYS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_ALIKE: Final = ("aeiouy", "ck", "cs", "sz", "gj", "iy")
+"""Letters that are taken for each other because they sound alike."""
 
 
 class Correction(NamedTuple):
@@ -95,7 +111,9 @@ def _is_near(typed: str, right: str) -> bool:
     """Return whether the words differ in one letter behind the first, or in two neighbours that changed places."""
     shorter = min(len(typed), len(right))
     if is_swapped(typed, right):
-        return shorter >= _SWAPPED or (right in words_of_grammar() and shorter == _SWAPPED - 1)  # "teh"
+        return shorter >= _LEAST_SWAPPED or (
+            right in words_of_grammar() and shorter == _LEAST_SWAPPED - 1
+        )  # "teh"
     return shorter >= _LONG and typed[0] == right[0] and edits(typed, right, 1) == 1
 
 
@@ -156,3 +174,95 @@ def edits(one: str, other: str, most: int) -> int:
                 cost = min(cost, older[j - 2] + 1)
             row.append(cost)
     return min(row[-1], most + 1)
+
+
+# Kinds of typing errors
+
+
+def kind_of(typed: str, meant: str) -> int | None:
+    """Return the likeliest kind of error that makes one word of another; None if there is none, or the word is too short for it."""
+    kind = kind_of_any(typed, meant)
+    if kind is None:
+        return None
+    least = LEAST_LETTERS[kind]
+    grammatical = meant in words_of_grammar()
+    if kind == SWAPPED and len(typed) > len(meant):
+        least = SHORT - grammatical
+    elif (kind == SWAPPED and len(typed) == len(meant)) or (kind <= NEIGHBOUR and grammatical):
+        least = SHORT
+    elif kind == TWO and typed[0] == meant[0] and sorted(typed) == sorted(meant):
+        least = _ANAGRAM
+    return kind if min(len(meant), len(typed) + 1) >= least else None
+
+
+def kind_of_any(typed: str, meant: str) -> int | None:
+    """Return the same for words of any length."""
+    if is_swapped(typed, meant):
+        return SWAPPED
+    if abs(len(typed) - len(meant)) == 1 and _undoubled(typed) == _undoubled(meant):
+        return SWAPPED
+    if abs(len(typed) - len(meant)) > 2:
+        return None
+    distance = edits(typed, meant, 2)
+    if distance == 2 and typed[0] == meant[0]:
+        return TWO
+    if distance != 1:
+        return None
+    at = next(
+        (n for n, (one, two) in enumerate(zip(typed, meant, strict=False)) if one != two),
+        min(len(typed), len(meant)),
+    )
+    if len(typed) < len(meant):
+        return OMITTED if at else NEIGHBOUR
+    if len(typed) == len(meant):
+        return NEIGHBOUR if at and _are_near(typed[at], meant[at]) else OTHER
+    if typed[at:] == "es" and meant.endswith("s"):
+        return OMITTED  # "lookes" follows the rule of other verbs
+    beside = typed[max(0, at - 1) : at] + typed[at + 1 : at + 2]
+    return NEIGHBOUR if at and any(_are_near(typed[at], letter) for letter in beside) else OTHER
+
+
+@lru_cache(maxsize=64)
+def words_near(typed: str, kind: int) -> frozenset[str]:
+    """Return the words that a word may be an error of, for errors up to a kind; of two errors only frequent words."""
+    known = general_words()
+    found = {
+        word
+        for word in swaps(typed) | one_letter_away(typed)
+        if word in known.common or word in known.forms or is_usual(word)
+    }
+    if kind == TWO:
+        third = max(1, len(typed) // 3)
+        parts = (typed[:third], typed[third : 2 * third], typed[2 * third :])
+        usual = related_words().often | words_of_grammar() | NUMBERS_AND_DATES
+        near = (
+            word for word in usual if abs(len(word) - len(typed)) <= 2 and any(part in word for part in parts)
+        )
+        found |= {word for word in near if edits(typed, word, 2) <= 2}
+    return frozenset(found - {typed})
+
+
+def is_usual(word: str) -> bool:
+    """Return whether texts have a word often."""
+    return word in words_of_grammar() or word in NUMBERS_AND_DATES or related_words().is_frequent(word)
+
+
+def _undoubled(word: str) -> str:
+    return "".join(letter for n, letter in enumerate(word) if not n or letter != word[n - 1])
+
+
+@lru_cache(maxsize=1024)
+def _are_near(one: str, other: str) -> bool:
+    """Return whether two letters have keys beside each other, or sound alike."""
+    if any(one in letters and other in letters for letters in _ALIKE):
+        return True
+    places = [
+        (row, keys.index(letter))
+        for letter in (one, other)
+        for row, keys in enumerate(_KEYS)
+        if letter in keys
+    ]
+    if len(places) < 2:
+        return False
+    (row, column), (below, place) = sorted(places)
+    return abs(column - place) <= 1 if row == below else below == row + 1 and column - place in (0, 1)

@@ -7,9 +7,9 @@ whom, so a rearrangement that would lose it is not made.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kvweave.answer_cache.english.clause import Clause, Run
 from kvweave.answer_cache.english.dates import is_date
 from kvweave.answer_cache.english.lexicon import Lexicon
+from kvweave.answer_cache.english.parse import Clause, Run
 from kvweave.answer_cache.english.words import Word
 
 _WHEN: Final = ("when", "time", "date")

@@ -11,7 +11,6 @@ from itertools import combinations, pairwise
 from typing import Final
 
 from kvweave.answer_cache.english.dates import fold_dates
-from kvweave.answer_cache.english.general_words import general_words
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.normalize import strip_frame
 from kvweave.answer_cache.english.spelling import is_word
@@ -39,6 +38,7 @@ from kvweave.answer_cache.english.veto_words import (
     UNIT_NAMES,
     UNITS,
 )
+from kvweave.answer_cache.english.wordnet import general_words
 from kvweave.answer_cache.english.words import Word, join_expressions, split_words
 from kvweave.languages import ENGLISH, function_words
 

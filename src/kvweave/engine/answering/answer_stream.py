@@ -18,35 +18,38 @@ if TYPE_CHECKING:
 
 
 class Answered(NamedTuple):
-    """A whole answer and what explains it: the prompt, the positions (k,) that were recomputed, None for
-    none, and the rated positions.
+    """A whole answer and what explains it.
 
-    `scores` are prompt positions (n,) and the scores (n,) that the recipe gave them; None where it gave none.
+    Attributes:
+        answer: the answer.
+        prompt: what it was computed from; empty for a cached answer.
+        selected: the prompt positions (k,) that were recomputed; None for none.
+        scores: the prompt positions (n,) that the recipe rated, and their scores (n,); None where it rated none.
+        tokenizer: the model's; None for a cached answer.
     """
 
     answer: Answer
     prompt: TokenizedPrompt
     selected: "Tensor | None"
     scores: "tuple[Tensor, Tensor] | None" = None
+    tokenizer: Any = None
 
 
 Event = Prefill | Piece
-Events = Generator[Event, None, Answered]
-"""What a request yields; the generator returns the whole."""
+Events = Generator[Event | Answered, None, None]
+"""What a request yields. Its last event is the whole."""
 
 
 class AnswerStream:
     """Iterate for the pieces of an answer; `answer` and `explain` are there once the iteration has ended.
 
     Args:
-        pieces: yields what happens, returns the whole.
-        tokenizer: the model's; None where the answer came from the answer cache.
+        events: what the request yields.
         request: closed when the iteration ends.
     """
 
-    def __init__(self, pieces: Events, tokenizer: Any, request: AbstractContextManager[object]) -> None:
-        self._pieces = pieces
-        self._tokenizer = tokenizer
+    def __init__(self, events: Events, request: AbstractContextManager[object]) -> None:
+        self._events = events
         self._request = request
         self._answered: Answered | None = None
 
@@ -58,14 +61,16 @@ class AnswerStream:
 
     def events(self) -> Generator[Event, None, None]:
         """Iterate for the pieces and, before them, for how far the prompt is; instead of iterating for the text."""
-        with self._request, closing(self._pieces):
-            finished: Answered | None = yield from self._pieces
-        # A second iteration yields nothing and must not lose the answer.
-        self._answered = finished or self._answered
+        with self._request, closing(self._events):
+            for event in self._events:
+                if isinstance(event, Answered):
+                    self._answered = event
+                else:
+                    yield event
 
     def close(self) -> None:
         """Give the answer up, if it is not finished, and free what it holds."""
-        self._pieces.close()
+        self._events.close()
         self._request.__exit__(None, None, None)
 
     @property
@@ -75,7 +80,7 @@ class AnswerStream:
 
     def explain(self) -> tuple[ExplainedToken, ...]:
         """Return every token of the prompt with the origin of its KV; raises as `answer` does."""
-        return explain(self._finished, self._tokenizer)
+        return explain(self._finished)
 
     @property
     def _finished(self) -> Answered:
@@ -91,14 +96,14 @@ def answer_from_cache(
     whole = cached.answer(found, began)
     yield Piece(whole.text)
     cached.record_hit(found, question, vector)
-    return Answered(whole, TokenizedPrompt((), (), (0, 0)), None)
+    yield Answered(whole, TokenizedPrompt((), (), (0, 0)), None)
 
 
 _BROKEN = "\ufffd"  # what the bytes of an unfinished character decode to
 WINDOW_TOKENS = 8  # a tokenizer that looks at earlier tokens looks no further back
 
 
-def explain(answered: Answered, tokenizer: Any) -> tuple[ExplainedToken, ...]:
+def explain(answered: Answered) -> tuple[ExplainedToken, ...]:
     """Return one entry per prompt token, in order; the texts joined are the prompt's."""
     ids = answered.prompt.token_ids
     recomputed = frozenset(() if answered.selected is None else answered.selected.tolist())
@@ -109,7 +114,7 @@ def explain(answered: Answered, tokenizer: Any) -> tuple[ExplainedToken, ...]:
         else dict(zip(*(each.tolist() for each in answered.scores), strict=True))
     )
     scores = map(scored.get, range(len(ids)))
-    return tuple(map(ExplainedToken, ids, _texts(ids, tokenizer), origins, scores))
+    return tuple(map(ExplainedToken, ids, _texts(ids, answered.tokenizer), origins, scores))
 
 
 def _origins(plan: Plan, recomputed: frozenset[int]) -> Iterator[TokenOrigin]:

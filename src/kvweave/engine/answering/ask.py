@@ -6,13 +6,13 @@ much longer than a cache look-up, so it is imported only if the cache has no ans
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.records import AnswerSettings, Vector
-from kvweave.engine.answering.answer_stream import Answered, AnswerStream, Events, answer_from_cache
+from kvweave.engine.answering.answer_stream import Events, answer_from_cache
 from kvweave.engine.answering.cached_answers import CachedAnswers
 from kvweave.engine.answering.settings import CallOptions, Settings
 from kvweave.engine.components import Components
@@ -20,7 +20,7 @@ from kvweave.engine.metadata import KBMetadata
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 from kvweave.index.documents import DocumentTable
 from kvweave.predict.filters import content_stems, is_answerable, is_non_answer, is_supported
-from kvweave.results import Piece
+from kvweave.results import Piece, Prefill
 from kvweave.types import NO_CONTEXT, Prompt, QuestionContext
 
 if TYPE_CHECKING:
@@ -41,14 +41,10 @@ class Asker:
     settings: Settings
     metadata: KBMetadata
 
-    def stream(
-        self,
-        question: str,
-        request: AbstractContextManager[object],
-        call: CallOptions,
-        question_context: QuestionContext = NO_CONTEXT,
-    ) -> AnswerStream:
-        """Return the answer's pieces; `request` is closed with the last one.
+    def events(
+        self, question: str, call: CallOptions, question_context: QuestionContext = NO_CONTEXT
+    ) -> Events:
+        """Return what answering the question yields; its last event is the whole answer.
 
         `question_context` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
@@ -59,9 +55,9 @@ class Asker:
         vector = cache(lambda: self.components.encoder.encode([question])[0])
         answer_settings = self.settings.answer_settings(call)
         if answer_settings is not None and call.cache == "use":
-            pieces = self._cached(question, vector, answer_settings)
-            if pieces is not None:
-                return AnswerStream(self._only_held(pieces, question), None, request)
+            events = self._cached(question, vector, answer_settings)
+            if events is not None:
+                return self._only_held(events, question)
 
         from kvweave.engine.answering.pipeline import answer, check_supported
 
@@ -69,8 +65,8 @@ class Asker:
         context = self.components.request_context()
         check_supported(context.model, resolved)
         context.encoder.load()  # else the first question's time would include loading it
-        pieces = answer(context, self.cached, question, vector, resolved, question_context)
-        return AnswerStream(self._only_held(pieces, question), context.model.tokenizer, request)
+        events = answer(context, self.cached, question, vector, resolved, question_context)
+        return self._only_held(events, question)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
@@ -108,11 +104,11 @@ class Asker:
         found = self.cached.find(question, vector, answer_settings)
         return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
 
-    def _only_held(self, pieces: Events, question: str) -> Events:
+    def _only_held(self, events: Events, question: str) -> Events:
         """Return the answer as it comes, or where the settings say so, once the passages were seen to hold it."""
         if not self.settings.config.answers.check_answers:
-            return pieces
-        return held_by_passages(pieces, question)
+            return events
+        return held_by_passages(events, question)
 
     def checked(self, question: str) -> tuple[str, int]:
         """Return a question as valid text, and how many chunks the knowledge base holds."""
@@ -150,22 +146,19 @@ def held_by_passages(events: Events, question: str) -> Events:
     """
     held = []
     with closing(events):
-        while True:
-            try:
-                event = next(events)
-            except StopIteration as end:
-                answered: Answered = end.value
-                break
+        for event in events:
             if isinstance(event, Piece):
                 held.append(event)
-            else:
+            elif isinstance(event, Prefill):
                 yield event
-    answer = answered.answer
-    if holds(question, answer.text, [source.text for source in answer.sources]):
-        yield from held
-        return answered._replace(answer=replace(answer, supported=True))
-    yield Piece(NOT_FOUND)
-    return answered._replace(answer=replace(answer, text=NOT_FOUND, supported=False))
+            else:
+                answer = event.answer
+                if holds(question, answer.text, [source.text for source in answer.sources]):
+                    yield from held
+                    yield event._replace(answer=replace(answer, supported=True))
+                else:
+                    yield Piece(NOT_FOUND)
+                    yield event._replace(answer=replace(answer, text=NOT_FOUND, supported=False))
 
 
 def holds(question: str, answer: str, passages: Sequence[str]) -> bool:

@@ -76,7 +76,7 @@ def answer(
 
 
 def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOptions) -> Events:
-    """Yield how far the prompt is and the answer's text piece by piece; the generator returns the whole.
+    """Yield how far the prompt is, the answer's text piece by piece, and at last the whole.
 
     Raises:
         InvalidRequest, PromptTooLong, and as `asked.assemble`: before the first piece.
@@ -137,7 +137,7 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
         _LOG.warning(decoded.missing_answer)
     else:
         asked.keep(whole)
-    return Answered(whole, prompt, result.selected, result.scores)
+    yield Answered(whole, prompt, result.selected, result.scores, model.tokenizer)
 
 
 def _generate(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.engine.answering.answer_stream import Answered
 from kvweave.engine.answering.cached_answers import CachedAnswers
 from kvweave.engine.answering.kb_question import RequestContext, tokenized_prompt_for
 from kvweave.engine.answering.pipeline import answer
@@ -43,13 +44,9 @@ class Precomputer:
         """
         before_s = self.waited_s()
         cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s, accepts=accepts)
-        pieces = answer(self.context(), cached, question, self._vector(question), self._options(settings))
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as finished:
-                whole: Answer = finished.value.answer
-                return whole
+        *_, whole = answer(self.context(), cached, question, self._vector(question), self._options(settings))
+        assert isinstance(whole, Answered)  # the last event
+        return whole.answer
 
     def prefill(self, question: str, settings: AnswerSettings) -> None:
         """Store the KV that a question would be answered from and the store lacks."""

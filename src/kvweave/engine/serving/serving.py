@@ -322,7 +322,7 @@ class Tenant:
                 options = plain_options(self._settings, request, generation)
                 asked = PlainPrompt(model, request, generation.think)
             check_supported(model, options)
-            return AnswerStream(respond(model, self.store, asked, options), model.tokenizer, nullcontext())
+            return AnswerStream(respond(model, self.store, asked, options), nullcontext())
 
         return begin
 

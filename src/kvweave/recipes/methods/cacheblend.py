@@ -8,8 +8,8 @@ from torch import Tensor
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
 
 
 def cacheblend() -> Recipe:

@@ -12,7 +12,7 @@ from kvweave.recipes.auxiliary import AuxiliaryExtractor, AuxiliaryFeature, load
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
 
 
 def cacheclip(auxiliary: str | None = None) -> Recipe:

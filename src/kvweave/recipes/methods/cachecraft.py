@@ -9,10 +9,9 @@ from torch import Tensor
 from kvweave.recipes.features import FeatureExtractor, StoredAttention, attention_key, stored_attention
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import Matched
+from kvweave.recipes.request import Matched, PrefillState
 from kvweave.recipes.select import TopScores
 from kvweave.recipes.simulated_requests import SimulatedRequests
-from kvweave.recipes.state import PrefillState
 from kvweave.recipes.versions import RequestVersions, preceding_chunks
 from kvweave.types import ChunkFeature
 

@@ -10,8 +10,8 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
 
 
 def epic() -> Recipe:

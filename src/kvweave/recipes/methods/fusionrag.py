@@ -12,8 +12,8 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import QuestionAttention, TopScores, question_pass
-from kvweave.recipes.state import PrefillState
+from kvweave.recipes.request import PrefillState
+from kvweave.recipes.select import QuestionAttention, TopScores, question_plan, question_votes
 
 
 def fusionrag() -> Recipe:
@@ -77,7 +77,7 @@ class AttentionInEachChunk:
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one pass of the question and of fresh chunks up to the last of those layers."""
-        votes = state.question_votes(self.layers)
+        votes = question_votes(state, self.layers)
         chunks = [(m.span.start, m.span.end) for m in state.matched if m.origin == "reused"]
         probes = [
             AttentionProbe(
@@ -85,7 +85,7 @@ class AttentionInEachChunk:
             )
             for columns in chunks
         ]
-        plan = question_pass(state, votes, _Together(probes))
+        plan = question_plan(state, votes, _Together(probes))
         state.request.adapter.run_partial(state.kv_cache, state.request.prompt.token_ids, plan)
         return torch.cat([probe.weights.mean(dim=0) for probe in probes]).cpu()
 

@@ -9,8 +9,8 @@ from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
 
 
 def kvshare() -> Recipe:

@@ -18,9 +18,8 @@ from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import Budget
-from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import LayerVotes, PrefillState, voting_layers
+from kvweave.recipes.request import Budget, PrefillState
+from kvweave.recipes.select import LayerVotes, TopScores, question_votes, voting_layers
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 SINKS = 4
@@ -130,7 +129,7 @@ class DigestAttention:
         Later layers of stored chunks are not read.
         """
         adapter = state.request.adapter
-        votes = state.question_votes(adapter.critical_layers if self.layers is None else self.layers)
+        votes = question_votes(state, adapter.critical_layers if self.layers is None else self.layers)
         recorder = _QueryRecorder(votes)
         rows = self._probe(state, recorder)
         question = torch.searchsorted(rows, state.question_rows)

@@ -20,8 +20,8 @@ from kvweave.recipes.prepare import (
     isolated_kv,
 )
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import QuestionAttention, TopScores
-from kvweave.recipes.state import PrefillState
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 

@@ -24,8 +24,8 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe, run
+from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
-from kvweave.recipes.state import PrefillState
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.evaluation import haystack_of, token_count
 from kvweave_lab.eval.metrics import METRICS

@@ -16,7 +16,7 @@ from kvweave.models.prompt import SEPARATOR
 from kvweave.ops.scores import top_tokens, transfer_scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
-from kvweave.recipes.state import last_layer
+from kvweave.recipes.select import last_layer
 from kvweave.types import Prompt, TokenizedPrompt
 from kvweave_lab.eval.outcomes import REUSE
 from kvweave_lab.eval.preparation import prepare_sample, render, too_long

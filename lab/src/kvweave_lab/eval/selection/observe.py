@@ -17,7 +17,7 @@ from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import kv_deviation, residual_norms
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.state import LayerVotes, voting_layers
+from kvweave.recipes.select import LayerVotes, voting_layers
 from kvweave.types import ChunkKV, TokenizedPrompt
 from kvweave_lab.eval.runner import HookedAttend
 
@@ -59,7 +59,7 @@ class Attended:
         question: rows of the user's question, softmax over the context alone (ProphetKV stage I).
         rows: all rows after the context, template text included, softmax over the context alone.
         mass: rows of the user's question, softmax over all that they see: the weights of ProphetKV eq. 1-6.
-        layers: the layers that see the whole context from these rows; selections use them alone (`recipes/state.py`).
+        layers: the layers that see the whole context from these rows; selections use them alone (`recipes/select.py`).
             Where none does, windows are lifted for `question` and `rows`.
     """
 
