@@ -267,7 +267,7 @@ class KnowledgeBase:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
             PromptTooLong: with the first piece.
         """
-        request = self._requests.start()
+        request = self._requests.start()  # first of all, as in `ask`
         try:
             from kvweave.engine.answering.answer_stream import AnswerStream
             from kvweave.engine.answering.settings import CallOptions
