@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
-from kvweave.engine.verdicts import Trial, Verdict, WeightsTrial, allowed_losses, chosen
+from kvweave.engine.verdicts import Trial, Verdict, allowed_losses, chosen
 from kvweave.samples import DOCUMENTS, sample_questions
 from kvweave_lab.eval.natural.questions import SHIPPED, SPLITS, shipped_set
 from recipe_grid import progress_printer
@@ -40,13 +40,14 @@ def questions_about(documents: list[str], most: int) -> list[str]:
 
 def under(verdict: Verdict, share: float) -> Trial | None:
     """Return what would be chosen if this share of first tokens and of answers had to be kept; None for prefix."""
-    return chosen(replace(each, keeps=keeps(each, share)) for each in verdict.trials)
-
-
-def keeps(trial: Trial | WeightsTrial, share: float) -> bool:
-    """Return whether it keeps this share of first tokens and of answers; all of its questions were measured."""
-    lost = trial.questions - min(trial.first_tokens, trial.answers)
-    return lost <= allowed_losses(trial.questions, share)
+    losses = allowed_losses(verdict.questions, share)
+    trials = (
+        replace(
+            each, keeps=max(verdict.questions - each.first_tokens, verdict.questions - each.answers) <= losses
+        )
+        for each in verdict.trials
+    )
+    return chosen(trials)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,8 +66,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ):
         paths = [SHIPPED / "documents" / name for name in args.document]
         base.add(*(paths or [DOCUMENTS]))
-        progress = progress_printer(base.model.fingerprint.name)
-        verdict = base.calibrate(questions, progress, try_weights=args.try_weights)
+        verdict = base.calibrate(questions, progress_printer(base.model.fingerprint.name))
         model = base.model.fingerprint.name
     best = under(verdict, args.share)
     return {
@@ -80,7 +80,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": verdict.seconds,
         "passes": verdict.passes,
         "trials": [asdict(each) for each in verdict.trials],
-        "weights": [asdict(each) | {"keeps": keeps(each, args.share)} for each in verdict.weights],
     }
 
 
@@ -98,9 +97,6 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
-    parser.add_argument(
-        "--try-weights", action="append", default=[], help="also int8 or int4 weights; repeatable"
-    )
     parser.add_argument("--split", choices=SPLITS, help="all documents of this split of kvweave eval natural")
     args = parser.parse_args()
     if args.split:

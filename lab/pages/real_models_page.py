@@ -220,10 +220,6 @@ def _calibration(measured: Result | None) -> str:
             ],
         ),
     ]
-    for each in measured.get("weights", ()):
-        kept = f"{_kept(each, 'first_tokens')} of first tokens and {_kept(each, 'answers')} of answers"
-        enough = "enough" if each["keeps"] else "not enough"
-        lines += ["", f"With {each['weights']} weights and full attention it keeps {kept}: {enough}."]
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
 
 

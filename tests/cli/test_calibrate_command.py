@@ -30,14 +30,7 @@ def test_a_verdict_is_made_shown_and_used(command, documents, three):
     told = command("calibrate", "--questions", three, *wanted).stdout
     assert "auto is reuse, since 2" in told
     assert "3 questions: 0 asked, 0 predicted, 3 given; reference" in " ".join(told.split())
-    assert "int8" not in told
-    told = command("calibrate", "--questions", three, "--try-weights", "int8", *wanted).stdout
-    assert "int8 weights keep enough: of 3 questions int8 keeps" in told
-    assert "int8 weights keep enough" in command("doctor").stdout.replace("\n", " ")
-    refused = command("calibrate", "--show", "--try-weights", "int8", code=1).stderr
-    assert "--show measures nothing" in " ".join(refused.split())
     shown = command.json("calibrate", "--show", *wanted)
-    assert [each["weights"] for each in shown["verdict"]["weights"]] == ["int8"]
     assert shown["told"] in told
     assert shown["verdict"]["recipe"] == "reuse"
     assert [trial["questions"] for trial in shown["verdict"]["trials"]] == [3]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvweave.engine.verdicts import Verdict
@@ -28,13 +27,6 @@ def calibrate(
             help='JSONL file of questions ({"question": "…"} per line) to use instead of stored ones.',
         ),
     ] = None,
-    try_weights: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--try-weights",
-            help="Also tell what the model keeps with int8 or int4 weights; repeatable.",
-        ),
-    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show the current result without measuring.")] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -42,13 +34,11 @@ def calibrate(
     """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
 
-    if show and try_weights:
-        raise InvalidRequest("--show measures nothing; leave it or --try-weights out")
     opt.quiet_libraries()
     given = None if questions is None else _read(questions)
     with options.open_kb() as base, progress_bar(quiet or json or show) as report:
         if not show:
-            base.calibrate(given, report, try_weights=try_weights or ())
+            base.calibrate(given, report)
         found = base.calibration()
     if json:
         print_json({"told": found.told, "verdict": found.verdict, "note": found.note, "due": found.due})
@@ -60,8 +50,6 @@ def calibrate(
             f"{verdict.questions} questions: {verdict.asked} asked, {verdict.predicted} predicted, {verdict.given} given; "
             f"{verdict.model}, {seconds(verdict.seconds)}, {verdict.passes:.1f} passes each"
         )
-        if verdict.weights:
-            STDOUT.print(verdict.weights_told, markup=False, soft_wrap=True)
     STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
 
 
@@ -100,6 +88,8 @@ def _print_trials(verdict: "Verdict") -> None:
 def _read(path: Path) -> list[str]:
     """Return the questions of a file of JSON lines; raises InvalidRequest for a line that is none."""
     import json
+
+    from kvweave.errors import InvalidRequest
 
     found: dict[str, None] = {}
     try:

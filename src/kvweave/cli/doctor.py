@@ -173,8 +173,6 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
 
     stats, documents = base.store.stats(), base.documents()
     free = shutil.disk_usage(base.folder).free
-    calibration = base.calibration()
-    verdict = calibration.verdict
     return [
         Finding("home", True, f"{base.folder}, {amount(free)} free{_read_only(base)}"),
         Finding(
@@ -186,12 +184,7 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
             f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; "
             f"{stats.damaged} damaged so far",
         ),
-        Finding("recipe auto", True, calibration.told),
-        *(
-            [Finding("weights", True, verdict.weights_told)]
-            if verdict is not None and verdict.weights
-            else []
-        ),
+        Finding("recipe auto", True, base.calibration().told),
     ]
 
 

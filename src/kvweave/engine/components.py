@@ -75,13 +75,6 @@ class Components:
             home=self._config.home,
         )
 
-    def model_with(self, weights: str) -> "Adapter":
-        """Load the knowledge base's model with other bits of weights, beside the one in use; raises as `load_model`."""
-        from kvweave.models.loading import load_model
-
-        wanted = self._metadata.model_settings
-        return load_model(wanted.model, weights=weights, device=wanted.device, home=self._config.home)
-
     @property
     def loads_recorded_model(self) -> bool:
         """Whether the model that answers is the one that the knowledge base was made with; loads none to know it."""

@@ -343,27 +343,22 @@ class KnowledgeBase:
     # Calibration
 
     def calibrate(
-        self,
-        questions: Sequence[str] | None = None,
-        progress: Progress = no_progress,
-        *,
-        try_weights: Sequence[str] = (),
+        self, questions: Sequence[str] | None = None, progress: Progress = no_progress
     ) -> "Verdict":
         """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
-        With `try_weights`, int8 or int4, the model then answers with such weights too, and the verdict tells what that keeps.
 
-        Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; NotEnoughMemory for a second model;
-        InvalidRequest if there are too few questions, another process is at background work, or weights are not fewer bits.
+        Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
+        questions, or another process is at background work.
         """
         from kvweave.engine.background.calibration import calibrate
 
         self._asker.checked("?")
         with self._requests.start():
             self._preparer.embed(progress)
-            return calibrate(self._state, self._components, self._settings, questions, progress, try_weights)
+            return calibrate(self._state, self._components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and why; loads no model."""

@@ -86,27 +86,6 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsTrial:
-    """What the model with weights in fewer bits has kept of its replies by full attention.
-
-    Attributes:
-        weights: the bits, int8 or int4.
-        questions: how many it was measured on.
-        first_tokens, answers: for how many of them the first token, and the answer, was the same.
-        first_tokens_interval, answers_interval: 95 % intervals of the two shares (Wilson), 0..1.
-        keeps: whether both shares are large enough.
-    """
-
-    weights: str
-    questions: int
-    first_tokens: int
-    answers: int
-    first_tokens_interval: tuple[float, float]
-    answers_interval: tuple[float, float]
-    keeps: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """What calibration has chosen, and why.
 
@@ -121,7 +100,6 @@ class Verdict:
         seconds: how long measuring took.
         passes: passes over a question's prompt that measuring took, on average.
         trials: of all budgets, as they were tried.
-        weights: of fewer bits of weights, where they were tried.
     """
 
     recipe: str
@@ -137,7 +115,6 @@ class Verdict:
     seconds: float
     passes: float
     trials: tuple[Trial, ...]
-    weights: tuple[WeightsTrial, ...] = ()
 
     @property
     def questions(self) -> int:
@@ -160,23 +137,6 @@ class Verdict:
             f"first tokens (95 % interval {_percent(kept.first_tokens_interval)}) and {_share(kept.answers, kept)} of answers "
             f"({_percent(kept.answers_interval)})"
         )
-
-    @property
-    def weights_told(self) -> str:
-        """Return one line for people about fewer bits of weights; empty where none were tried."""
-        if not self.weights:
-            return ""
-        found = "; ".join(
-            f"of {each.questions} questions {each.weights} keeps {_share(each.first_tokens, each)} of first tokens (95 % "
-            f"interval {_percent(each.first_tokens_interval)}) and {_share(each.answers, each)} of answers "
-            f"({_percent(each.answers_interval)})"
-            for each in self.weights
-        )
-        keeping = [each.weights for each in self.weights if each.keeps]
-        if not keeping:
-            return f"weights stay as they are: {found}"
-        fewest = min(keeping)  # int4 before int8
-        return f"{fewest} weights keep enough: {found}. This knowledge base keeps its own; make one with --weights {fewest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,15 +317,10 @@ def _encoded(conditions: Mapping[str, str]) -> str:
 def _verdict(encoded: str) -> Verdict:
     stored: dict[str, Any] = json.loads(encoded)
     trials: list[dict[str, Any]] = stored.pop("trials")
-    weights: list[dict[str, Any]] = stored.pop("weights", [])  # earlier versions did not try any
-    for trial in (*trials, *weights):
+    for trial in trials:
         for name in ("first_tokens_interval", "answers_interval"):
             trial[name] = tuple(trial[name])
-    return Verdict(
-        **stored,
-        trials=tuple(Trial(**trial) for trial in trials),
-        weights=tuple(WeightsTrial(**trial) for trial in weights),
-    )
+    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials))
 
 
 def _question(encoded: str) -> MeasuredQuestion:
@@ -415,7 +370,7 @@ def chosen(trials: Iterable[Trial]) -> Trial | None:
     )
 
 
-def _share(kept: int, trial: Trial | WeightsTrial) -> str:
+def _share(kept: int, trial: Trial) -> str:
     return f"{kept / trial.questions:.0%}"
 
 

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
@@ -19,7 +19,6 @@ from kvweave.engine.answering.kb_question import RequestContext, tokenized_promp
 from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.engine.background.greedy_reply import Reply, counted_rows
 from kvweave.engine.background.precompute import prepare_context
-from kvweave.engine.background.weights_trial import check_fewer, weights_trials
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
 from kvweave.engine.verdicts import (
@@ -156,22 +155,6 @@ class Calibrator:
             f"{known} questions are {source}, and a verdict needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
             "or give them with --questions FILE"
         )
-
-    def try_weights(self, verdict: Verdict, bits: Sequence[str], progress: Progress) -> Verdict:
-        """Add to a verdict what the model keeps with weights in fewer bits, and store it; raises as `load_model`."""
-        context, options = self._components.request_context(), self._options()
-        questions, losses = list(self.questions()), self._losses(verdict.questions)
-        vectors = context.encoder.encode(questions)
-        prompts = [
-            tokenized_prompt_for(context, question, vector, options)
-            for question, vector in zip(questions, vectors, strict=True)
-        ]
-        trials = weights_trials(
-            context.adapter, self._components.model_with, prompts, options, bits, losses, progress
-        )
-        verdict = replace(verdict, weights=tuple(trials))
-        self._decide(verdict, self._epoch)
-        return verdict
 
     def close(self) -> None:
         """Delete the KV of trials; closing twice is fine."""
@@ -321,7 +304,11 @@ class Calibrator:
         return self._auto.conditions()["system"]
 
     def _trials(self, questions: dict[str, Origin], measured: dict[str, MeasuredQuestion]) -> list[Trial]:
-        losses = self._losses(len(questions))
+        minimum = self._settings.config.calibration
+        losses = (
+            allowed_losses(len(questions), minimum.calibrate_first_tokens),
+            allowed_losses(len(questions), minimum.calibrate_answers),
+        )
         known = [measured[question] for question in questions if question in measured]
         return [
             summarised(
@@ -333,14 +320,6 @@ class Calibrator:
             )
             for each in self._candidates
         ]
-
-    def _losses(self, questions: int) -> tuple[int, int]:
-        """Return how many first tokens and answers may differ."""
-        minimum = self._settings.config.calibration
-        return (
-            allowed_losses(questions, minimum.calibrate_first_tokens),
-            allowed_losses(questions, minimum.calibrate_answers),
-        )
 
     def _chunks_to_prepare(self, recipe: Recipe) -> list[ListedChunk]:
         """Return the chunks that lack what the recipe needs and that this run has not prepared.
@@ -375,17 +354,13 @@ def calibrate(
     settings: Settings,
     questions: Sequence[str] | None,
     progress: Progress,
-    try_weights: Sequence[str] = (),
 ) -> Verdict:
     """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
     state.database.check_writable()
-    if try_weights:
-        check_fewer(try_weights, components.model.fingerprint.weight_bits)
     with try_lock(state.database.path.parent / IDLE_LOCK) as free:
         if not free:
             raise InvalidRequest(
                 "another process calibrates this knowledge base or does its background work; try again when it has ended"
             )
         with closing(Calibrator(state, components, settings, questions)) as calibrator:
-            verdict = calibrator.run(progress)
-            return calibrator.try_weights(verdict, try_weights, progress) if try_weights else verdict
+            return calibrator.run(progress)
