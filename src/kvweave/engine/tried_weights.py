@@ -63,17 +63,17 @@ class TriedWeights:
     def told(self, first_tokens: float, answers: float) -> str:
         """Return one line for people: what to do, and why. The two least shares are those that `keeps` stands for."""
         enough = f"{first_tokens:.0%} of first tokens and {answers:.0%} of answers"
-        best, instead = self.best, f"instead of {_size(self.own_bytes)}"
+        best, own = self.best, f"{self.own} weights in {_size(self.own_bytes)}"
         if best is not None:
             return (
-                f"{best.bits} is the cheapest that keeps {enough}: {best.told} {instead}; a knowledge base made with "
-                f"`--weights {best.bits}` uses it, and this one keeps its {self.own} weights, since its stored KV and answers "
-                "are of them"
+                f"{best.bits} weights are the cheapest that keep {enough}: {best.told} instead of {_size(self.own_bytes)}; a "
+                f"knowledge base made with `--weights {best.bits}` uses them, and this one keeps its {self.own} weights, since its "
+                "stored KV and answers are of them"
             )
         tried = "; ".join(trial.told for trial in self.trials)
         if any(trial.keeps for trial in self.trials):
-            return f"keep {self.own} ones: what keeps {enough} takes no less memory: {tried}, {instead}"
-        return f"keep {self.own} ones: no fewer bits tried keep {enough}: {tried}, {instead}"
+            return f"what keeps {enough} takes no less memory than {own}: {tried}"
+        return f"no fewer bits that were tried keep {enough}, so stay with {own}: {tried}"
 
 
 def tried_weights(stored: Mapping[str, Any] | None) -> TriedWeights | None:
