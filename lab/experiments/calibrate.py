@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         model = base.model.fingerprint.name
         verdict = base.calibrate(questions, progress_printer(model), try_weights=args.try_weights)
     about = {
-        "model": model,
+        "model": Path(model).name,
         "chunk_tokens": args.chunk_tokens,
         "top_k": args.top_k,
         "documents": args.document,

@@ -74,7 +74,7 @@ def calibrate(
             _print_weights(verdict.weights)
     STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
     if weights:
-        STDOUT.print(f"weights: {weights}", markup=False, soft_wrap=True)
+        STDOUT.print(weights, markup=False, soft_wrap=True)
 
 
 def _print_trials(verdict: "Verdict") -> None:
