@@ -78,6 +78,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         kvweave.open(
             home=home,
             model=args.model,
+            dtype=args.dtype or "auto",
             chunk_tokens=args.chunk_tokens,
             top_k=args.top_k,
             calibrate_first_tokens=least,
@@ -86,10 +87,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ):
         paths = [SHIPPED / "documents" / name for name in args.document]
         base.add(*(paths or [DOCUMENTS]))
-        model = base.model.fingerprint.name
+        model, dtype = base.model.fingerprint.name, base.model.fingerprint.dtype
         verdict = base.calibrate(questions, progress_printer(model), try_weights=args.try_weights)
     about = {
         "model": Path(model).name,
+        "dtype": dtype,
         "chunk_tokens": args.chunk_tokens,
         "top_k": args.top_k,
         "documents": args.document,
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
     parser.add_argument("--split", choices=SPLITS, help="all documents of this split of kvweave eval natural")
+    parser.add_argument("--dtype", help="of the model; what kvweave takes on this machine without it")
     parser.add_argument(
         "--try-weights",
         action="append",

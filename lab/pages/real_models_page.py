@@ -18,6 +18,7 @@ FILES = (
     "calibration_split.json",
     "calibration_reference.json",
     "calibration_weights.json",
+    "calibration_weights_float32.json",
 )
 LEAST_S = 0.1
 """Shorter parts of a start are one row."""
@@ -36,7 +37,10 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
             _calibration(found[name])
             for name in ("calibration.json", "calibration_split.json", "calibration_reference.json")
         ),
-        "calibration-weights": _calibration_weights(found["calibration_weights.json"]),
+        "calibration-weights": "\n\n".join(
+            _calibration_weights(found[name])
+            for name in ("calibration_weights.json", "calibration_weights_float32.json")
+        ),
     }
 
 
@@ -234,7 +238,7 @@ def _calibration_weights(measured: Result | None) -> str:
         *table(
             ("weights", "held", "first tokens kept", "answers kept"),
             [
-                (tried["own"], f"{tried['own_bytes'] / 1e6:,.0f} MB", "", ""),
+                (f"{tried['own']}, in {measured['dtype']}", f"{tried['own_bytes'] / 1e6:,.0f} MB", "", ""),
                 *(
                     (
                         each["bits"],
