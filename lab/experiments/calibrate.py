@@ -52,7 +52,10 @@ def under(verdict: Verdict, share: float) -> Trial | None:
 
 
 def kept_weights(verdict: Verdict, share: float) -> dict[str, Any]:
-    """Return what was found about fewer bits per weight, and which would be chosen if this share had to be kept; None for none."""
+    """Return what was found about fewer bits per weight, as values for JSON.
+
+    `chosen` are those that would be chosen if this share had to be kept; None where none are.
+    """
     assert verdict.weights is not None
     trials = tuple(
         replace(

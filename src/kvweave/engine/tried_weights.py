@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WeightsTrial:
-    """What the model with fewer bits per weight has kept of its replies with the knowledge base's own, under full attention.
+    """What full attention with fewer bits per weight has kept of the replies with the knowledge base's own.
 
     Attributes:
         bits: int8 or int4.
@@ -61,7 +61,11 @@ class TriedWeights:
         return min(keeping, key=lambda trial: trial.bytes, default=None)
 
     def told(self, first_tokens: float, answers: float) -> str:
-        """Return one line for people: what to do, and why. The two least shares are those that `keeps` stands for."""
+        """Return one line for people: what to do, and why.
+
+        Args:
+            first_tokens, answers: the least shares that had to be kept, 0..1.
+        """
         enough = f"{first_tokens:.0%} of first tokens and {answers:.0%} of answers"
         best, own = self.best, f"{self.own} weights in {_size(self.own_bytes)}"
         if best is not None:

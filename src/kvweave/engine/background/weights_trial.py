@@ -1,4 +1,4 @@
-"""Puts a knowledge base's questions to its model with fewer bits per weight, beside the model as the knowledge base has it.
+"""Compares a knowledge base's model with the same model in fewer bits per weight, on questions to its documents.
 
 Both get the same prompts, compute them under full attention and decode greedily. One other model is loaded at a time. Nothing is
 stored: neither KV nor, before the verdict, what was found.
@@ -34,9 +34,10 @@ PromptOf = Callable[[str], tuple[TokenizedPrompt, AskOptions]]
 
 
 def fewer_bits(names: Sequence[str], own: str) -> tuple[WeightBits, ...]:
-    """Return the named bits, each once, from the most to the fewest; `own` are the knowledge base's, auto before a model is recorded.
+    """Return the named bits, each once, from the most to the fewest.
 
-    Raises InvalidRequest for a name that is none, and for bits that are no fewer than its own: only fewer can save anything.
+    `own` are the knowledge base's, auto before a model is recorded. Raises InvalidRequest for a name that is none, and for bits
+    that are no fewer than its own: only fewer can save anything.
     """
     fewer = BITS[1:] if own == "auto" else BITS[BITS.index(own) + 1 :]
     for name in names:
@@ -60,7 +61,7 @@ class _Expected:
 
 
 class WeightsTrials:
-    """The trials of some bits, one question in each step. Close it: that frees the model that is loaded for them.
+    """The trials of some bits, one question in each step; close it, which frees the model that is loaded for them.
 
     Args:
         components: has the knowledge base's model, and loads the others.
