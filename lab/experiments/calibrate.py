@@ -5,7 +5,8 @@
 
 Documents and questions are those of `kvweave eval natural`, the questions drawn evenly from those whose evidence lies in the
 documents; `--split` takes all documents of a split. With neither, the sample documents of `kvweave demo` and their questions, each
-in WORDINGS. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many.
+in WORDINGS. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many. With
+`--try-weights int8` the result tells what the model keeps with fewer bits per weight, and nothing of the budgets.
 """
 
 import argparse
@@ -50,32 +51,61 @@ def under(verdict: Verdict, share: float) -> Trial | None:
     return chosen(trials)
 
 
+def kept_weights(verdict: Verdict, share: float) -> dict[str, Any]:
+    """Return what was found about fewer bits per weight, as values for JSON.
+
+    `chosen` are those that would be chosen if this share had to be kept; None where none are.
+    """
+    assert verdict.weights is not None
+    trials = tuple(
+        replace(
+            each,
+            keeps=max(each.questions - each.first_tokens, each.questions - each.answers)
+            <= allowed_losses(each.questions, share),
+        )
+        for each in verdict.weights.trials
+    )
+    tried = replace(verdict.weights, trials=trials)
+    return {**asdict(tried), "chosen": None if tried.best is None else tried.best.bits}
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Calibrate an empty home's knowledge base, with nothing to be kept, so that no budget is left out."""
+    """Calibrate an empty home's knowledge base.
+
+    Nothing has to be kept, so that no budget is left out; all of it where weights are tried, so that budgets soon are.
+    """
+    least = 1.0 if args.try_weights else 0.0
     questions = questions_about(args.document, args.questions)
     with (
         tempfile.TemporaryDirectory() as home,
         kvweave.open(
             home=home,
             model=args.model,
+            dtype=args.dtype or "auto",
             chunk_tokens=args.chunk_tokens,
             top_k=args.top_k,
-            calibrate_first_tokens=0.0,
-            calibrate_answers=0.0,
+            calibrate_first_tokens=least,
+            calibrate_answers=least,
         ) as base,
     ):
         paths = [SHIPPED / "documents" / name for name in args.document]
         base.add(*(paths or [DOCUMENTS]))
-        verdict = base.calibrate(questions, progress_printer(base.model.fingerprint.name))
-        model = base.model.fingerprint.name
-    best = under(verdict, args.share)
-    return {
-        "model": model,
+        model, dtype = base.model.fingerprint.name, base.model.fingerprint.dtype
+        verdict = base.calibrate(questions, progress_printer(model), try_weights=args.try_weights)
+    about = {
+        "model": Path(model).name,
+        "dtype": dtype,
         "chunk_tokens": args.chunk_tokens,
         "top_k": args.top_k,
         "documents": args.document,
         "questions": verdict.questions,
         "share": args.share,
+    }
+    if args.try_weights:
+        return {**about, "weights": kept_weights(verdict, args.share)}
+    best = under(verdict, args.share)
+    return {
+        **about,
         "chosen": None if best is None else [best.recipe, best.budget],
         "seconds": verdict.seconds,
         "passes": verdict.passes,
@@ -98,6 +128,13 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
     parser.add_argument("--split", choices=SPLITS, help="all documents of this split of kvweave eval natural")
+    parser.add_argument("--dtype", help="of the model; what kvweave takes on this machine without it")
+    parser.add_argument(
+        "--try-weights",
+        action="append",
+        default=[],
+        help="measure fewer bits per weight, int8 or int4; repeatable",
+    )
     args = parser.parse_args()
     if args.split:
         own = (each for each in shipped_set().questions if each.split == args.split)

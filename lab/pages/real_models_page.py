@@ -17,6 +17,8 @@ FILES = (
     "calibration.json",
     "calibration_split.json",
     "calibration_reference.json",
+    "calibration_weights.json",
+    "calibration_weights_float32.json",
 )
 LEAST_S = 0.1
 """Shorter parts of a start are one row."""
@@ -34,6 +36,10 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "calibration": "\n\n".join(
             _calibration(found[name])
             for name in ("calibration.json", "calibration_split.json", "calibration_reference.json")
+        ),
+        "calibration-weights": "\n\n".join(
+            _calibration_weights(found[name])
+            for name in ("calibration_weights.json", "calibration_weights_float32.json")
         ),
     }
 
@@ -190,10 +196,8 @@ def _calibration(measured: Result | None) -> str:
         return NOT_MEASURED
     share, best = measured["share"], measured["chosen"]
     said = "none, so `prefix`" if best is None else f"`{best[0]}` at {best[1]:g}"
-    about = len(measured["documents"]) or "the sample"
     lines = [
-        f"**{measured['model']}**, {measured['questions']} questions about {about} documents, {measured['top_k']} chunks of at most "
-        f"{measured['chunk_tokens']} tokens; keeping {share:.0%} of first tokens and answers chooses {said}. Measuring took "
+        f"{_asked(measured)}; keeping {share:.0%} of first tokens and answers chooses {said}. Measuring took "
         f"{measured['seconds']:,.0f} s, {measured['passes']:.1f} passes over each prompt:",
         "",
         *table(
@@ -221,6 +225,41 @@ def _calibration(measured: Result | None) -> str:
         ),
     ]
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _calibration_weights(measured: Result | None) -> str:
+    if measured is None:
+        return NOT_MEASURED
+    tried = measured["weights"]
+    said = tried["chosen"] or "none"
+    lines = [
+        f"{_asked(measured)}; of fewer bits, keeping {measured['share']:.0%} of first tokens and answers chooses {said}:",
+        "",
+        *table(
+            ("weights", "held", "first tokens kept", "answers kept"),
+            [
+                (f"{tried['own']}, in {measured['dtype']}", f"{tried['own_bytes'] / 1e6:,.0f} MB", "", ""),
+                *(
+                    (
+                        each["bits"],
+                        f"{each['bytes'] / 1e6:,.0f} MB",
+                        _kept(each, "first_tokens"),
+                        _kept(each, "answers"),
+                    )
+                    for each in tried["trials"]
+                ),
+            ],
+        ),
+    ]
+    return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _asked(measured: Result) -> str:
+    about = len(measured["documents"]) or "the sample"
+    return (
+        f"**{measured['model']}**, {measured['questions']} questions about {about} documents, {measured['top_k']} chunks of at most "
+        f"{measured['chunk_tokens']} tokens"
+    )
 
 
 def _kept(trial: Result, what: str) -> str:

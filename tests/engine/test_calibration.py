@@ -7,6 +7,7 @@ from kvweave.engine import verdicts
 from kvweave.engine.background import calibration, jobs
 from kvweave.engine.background.calibration import Calibrator
 from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.components import Components
 from kvweave.engine.verdicts import Measured, Trial, allowed_losses, chosen, interval, summarised
 from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
@@ -280,6 +281,7 @@ def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monk
     monkeypatch.setattr(
         jobs, "_fault", lambda *given: None
     )  # the tiny model's answers are not in the documents
+    monkeypatch.delattr(Components, "load_with")  # idle time tries no other weights
     base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
     vector = base.encoder.encode(["x"])[0]
     for question in few[:3]:
@@ -291,6 +293,7 @@ def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monk
     assert report.jobs["calibration"] == 6  # four questions, one batch of chunks, the verdict
     verdict = base.calibration().verdict
     assert (verdict.recipe, verdict.asked, verdict.predicted) == (CHEAPEST, 3, 1)
+    assert verdict.weights is None
     assert report.jobs["answers"] == 3
     for question in (few[0], few[3]):  # asked and predicted: computed ahead by the recipe that now answers
         assert base.ask(question).plan.cache_hit is not None

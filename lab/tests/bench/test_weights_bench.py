@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvweave.models.adapter import Adapter
-from kvweave.models.quantised import quantise_weights
+from kvweave.models.quantised import held_bytes, quantise_weights
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
-from kvweave_lab.bench.weights import WeightsSettings, bench_weights, held_bytes
+from kvweave_lab.bench.weights import WeightsSettings, bench_weights
 
 FEW = WeightsSettings(prompt_tokens=64, new_tokens=2, rounds=2, text_tokens=300)
 TEXT = "the cat sat on the mat and nobody came " * 20
@@ -53,7 +53,7 @@ def test_held_bytes_count_shared_weights_once():
     weights = sum(each.numel() * 4 for each in adapter.model.parameters())
     buffers = sum(each.numel() * each.element_size() for each in adapter.model.buffers())
     assert tied
-    assert held_bytes(adapter) == weights + buffers
+    assert held_bytes(adapter.model) == weights + buffers
 
 
 @pytest.mark.parametrize("inputs", [512, 640])

@@ -171,7 +171,8 @@ def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
     from kvweave.cli.output import amount
 
-    stats, documents = base.store.stats(), base.documents()
+    stats, documents, auto = base.store.stats(), base.documents(), base.calibration()
+    weights = "" if auto.verdict is None else auto.verdict.weights_told
     free = shutil.disk_usage(base.folder).free
     return [
         Finding("home", True, f"{base.folder}, {amount(free)} free{_read_only(base)}"),
@@ -184,7 +185,8 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
             f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; "
             f"{stats.damaged} damaged so far",
         ),
-        Finding("recipe auto", True, base.calibration().told),
+        Finding("recipe auto", True, auto.told),
+        *([Finding("weights", True, weights)] if weights else []),
     ]
 
 

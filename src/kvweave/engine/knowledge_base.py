@@ -343,22 +343,33 @@ class KnowledgeBase:
     # Calibration
 
     def calibrate(
-        self, questions: Sequence[str] | None = None, progress: Progress = no_progress
+        self,
+        questions: Sequence[str] | None = None,
+        progress: Progress = no_progress,
+        *,
+        try_weights: Sequence[str] = (),
     ) -> "Verdict":
         """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
 
+        `try_weights` names fewer bits per weight, int8 or int4: the verdict then also tells what the model keeps with them under
+        full attention. It is loaded once more for each. Nothing is switched to them, nothing of an interrupted trial is kept, and a
+        later verdict that was made without them, as at idle time, tells nothing of them.
+
         Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
-        questions, or another process is at background work.
+        questions, the model has no more bits than are to be tried, or another process is at background work; for weights to
+        try, NotEnoughMemory and MissingExtra.
         """
         from kvweave.engine.background.calibration import calibrate
+        from kvweave.engine.background.weights_trial import fewer_bits
 
         self._asker.checked("?")
+        bits = fewer_bits(try_weights, self._metadata.weight_bits)
         with self._requests.start():
             self._preparer.embed(progress)
-            return calibrate(self._state, self._components, self._settings, questions, progress)
+            return calibrate(self._state, self._components, self._settings, questions, progress, bits)
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and why; loads no model."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.metadata import KBMetadata
+from kvweave.engine.tried_weights import TriedWeights, tried_weights
 from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
 
 MIN_QUESTIONS: Final = 20
@@ -100,6 +101,7 @@ class Verdict:
         seconds: how long measuring took.
         passes: passes over a question's prompt that measuring took, on average.
         trials: of all budgets, as they were tried.
+        weights: what fewer bits per weight have kept; None where none were tried.
     """
 
     recipe: str
@@ -115,6 +117,7 @@ class Verdict:
     seconds: float
     passes: float
     trials: tuple[Trial, ...]
+    weights: TriedWeights | None = None
 
     @property
     def questions(self) -> int:
@@ -137,6 +140,11 @@ class Verdict:
             f"first tokens (95 % interval {_percent(kept.first_tokens_interval)}) and {_share(kept.answers, kept)} of answers "
             f"({_percent(kept.answers_interval)})"
         )
+
+    @property
+    def weights_told(self) -> str:
+        """Return one line for people about fewer bits per weight; empty where none were tried."""
+        return "" if self.weights is None else self.weights.told(self.first_tokens, self.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +328,8 @@ def _verdict(encoded: str) -> Verdict:
     for trial in trials:
         for name in ("first_tokens_interval", "answers_interval"):
             trial[name] = tuple(trial[name])
-    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials))
+    weights = stored.pop("weights", None)  # verdicts from before weights were tried have none
+    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials), weights=tried_weights(weights))
 
 
 def _question(encoded: str) -> MeasuredQuestion:

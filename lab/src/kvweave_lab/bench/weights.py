@@ -6,7 +6,7 @@ measured against the first variant on given text, where every token follows the 
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
-from kvweave.models.quantised import quantised_modules
+from kvweave.models.quantised import held_bytes, quantised_modules
 from kvweave_lab.bench.llama_cpp import LlamaCpp
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios, resident_bytes, trim_heap
 
@@ -183,7 +183,7 @@ class _Variant:
         own, base = self.times, first.times
         return VariantCost(
             self.name,
-            held_bytes(self.adapter),
+            held_bytes(self.adapter.model),
             _dropped_bytes(self.adapter),
             _speed(own.prefill, base.prefill),
             _speed(own.recompute, base.recompute),
@@ -231,25 +231,6 @@ def prompt_ids(adapter: Adapter, tokens: int) -> tuple[int, ...]:
         )
     vocabulary = int(adapter.model.config.get_text_config().vocab_size)
     return tuple((3 + 7 * place) % vocabulary for place in range(tokens))
-
-
-def held_bytes(adapter: Adapter) -> int:
-    """Count the bytes of a model's weights as they are held; a shared weight once."""
-    held = (*adapter.model.parameters(), *adapter.model.buffers())
-    tensors = {each.data_ptr(): each for whole in held for each in _inner_tensors(whole)}
-    packed = [getattr(each, "packed", None) for each in quantised_modules(adapter.model).values()]
-    counted = [each.numel() * each.element_size() for each in tensors.values()]
-    counted += [each.bytes for each in packed if each is not None]
-    return sum(counted)
-
-
-def _inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold the data: those inside of a packed one of torchao, else the tensor itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _inner_tensors(getattr(tensor, name))
 
 
 def _dropped_bytes(adapter: Adapter) -> int | None:

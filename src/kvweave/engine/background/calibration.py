@@ -1,15 +1,14 @@
 """Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
 
-It runs in steps; background work does one at a time. First each question under every remaining budget, then the KV that the
-chosen budget needs, in batches of chunks, then the verdict. What a step has found is stored, so an interrupted calibration
-continues. A change of the documents makes it start over.
+It runs in steps; background work does one at a time. Where fewer bits per weight are tried, each question under each of them.
+Then each question under every remaining budget, then the KV that the chosen budget needs, in batches of chunks, then the verdict.
+What a budget's step has found is stored, so an interrupted calibration continues. A change of the documents makes it start over.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
@@ -19,6 +18,8 @@ from kvweave.engine.answering.kb_question import RequestContext, tokenized_promp
 from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
 from kvweave.engine.background.greedy_reply import Reply, counted_rows
 from kvweave.engine.background.precompute import prepare_context
+from kvweave.engine.background.step import Step
+from kvweave.engine.background.weights_trial import WeightsTrials
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
 from kvweave.engine.verdicts import (
@@ -36,6 +37,7 @@ from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
 from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.models.precision import WeightBits
 from kvweave.predict.store import HISTORY_LIMIT
 from kvweave.recipes.candidates import Candidate, candidates
 from kvweave.recipes.context import PrepareContext
@@ -56,17 +58,6 @@ _FULL: Final = "full"
 Origin: TypeAlias = Literal["asked", "predicted", "given"]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing to do: `stage` names its kind, of which `done` of `total` are done; `about` describes it."""
-
-    stage: str
-    about: str
-    done: int
-    total: int
-    do: Callable[[], None]
-
-
 class Calibrator:
     """Makes the verdict of one knowledge base, for one run; close it.
 
@@ -78,6 +69,7 @@ class Calibrator:
         components: loads the model when a step first needs it.
         settings: those that the verdict is for; they know the verdicts.
         given: questions to take in place of those asked and predicted.
+        bits: fewer bits per weight than the model's, which are tried too; each loads the model once more.
     """
 
     def __init__(
@@ -86,6 +78,7 @@ class Calibrator:
         components: Components,
         settings: Settings,
         given: Sequence[str] | None = None,
+        bits: Sequence[WeightBits] = (),
     ) -> None:
         assert settings.auto is not None
         self._state, self._components, self._settings = state, components, settings
@@ -99,6 +92,7 @@ class Calibrator:
         self._epoch = state.answers.epoch
         config = settings.config
         self._candidates = candidates(config.prepare, config.store.storage, config.model.auxiliary)
+        self._weights = WeightsTrials(components, bits, config.calibration, self._prompt) if bits else None
 
     def questions(self) -> dict[str, Origin]:
         """Return the questions that a verdict would be made from: asked ones first, then predicted ones."""
@@ -125,6 +119,8 @@ class Calibrator:
         questions = self.questions()
         if len(questions) < MIN_QUESTIONS:
             return None
+        if self._weights is not None and (step := self._weights.next(questions)) is not None:
+            return step  # first, since a model that cannot be loaded is then known before the budgets are measured
         conditions, total = self._auto.conditions(), len(questions)
         measured = self._auto.table.measured(conditions)
         trials = self._trials(questions, measured)
@@ -157,7 +153,9 @@ class Calibrator:
         )
 
     def close(self) -> None:
-        """Delete the KV of trials; closing twice is fine."""
+        """Delete the KV of trials, and forget what was found about weights; closing twice is fine."""
+        if self._weights is not None:
+            self._weights.close()
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
@@ -168,9 +166,8 @@ class Calibrator:
     def _measure(self, question: str, alive: Sequence[Candidate], conditions: dict[str, str]) -> None:
         """Put one question to the model under full attention and under each budget; store what they kept of it."""
         began, epoch = time.perf_counter(), self._state.answers.epoch
-        context, options = self._components.request_context(), self._options()
-        vector = context.encoder.encode([question])[0]
-        prompt = tokenized_prompt_for(context, question, vector, options)
+        context = self._components.request_context()
+        prompt, options = self._prompt(question)
         with counted_rows(context.adapter) as counted:
             full = Reply.of(context.adapter, self._store, recipe_named(_FULL), prompt, options)
             found = {each.key: self._compare(context, each, prompt, options, full) for each in alive}
@@ -241,6 +238,7 @@ class Calibrator:
             sum(each.seconds for each in measured),
             sum(each.passes for each in measured) / max(1, len(measured)),
             tuple(trials),
+            None if self._weights is None else self._weights.found(),
         )
         return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
 
@@ -283,6 +281,12 @@ class Calibrator:
             shutil.rmtree(self._folder, ignore_errors=True)  # a killed process may have left it
             self._scratch = ChunkStore(self._folder, limit_bytes=self._state.store.limit_bytes)
         return self._scratch
+
+    def _prompt(self, question: str) -> tuple[TokenizedPrompt, AskOptions]:
+        """Return the prompt of a plain question, and its options."""
+        context, options = self._components.request_context(), self._options()
+        vector = context.encoder.encode([question])[0]
+        return tokenized_prompt_for(context, question, vector, options), options
 
     def _options(self) -> AskOptions:
         """Return the options of a plain question under the settings; its answer is greedy, and cut."""
@@ -354,6 +358,7 @@ def calibrate(
     settings: Settings,
     questions: Sequence[str] | None,
     progress: Progress,
+    bits: Sequence[WeightBits] = (),
 ) -> Verdict:
     """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
     state.database.check_writable()
@@ -362,5 +367,5 @@ def calibrate(
             raise InvalidRequest(
                 "another process calibrates this knowledge base or does its background work; try again when it has ended"
             )
-        with closing(Calibrator(state, components, settings, questions)) as calibrator:
+        with closing(Calibrator(state, components, settings, questions, bits)) as calibrator:
             return calibrator.run(progress)

@@ -14,11 +14,12 @@ from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, Pendin
 from kvweave.engine.answering.cached_answers import CachedAnswers
 from kvweave.engine.answering.kb_question import RequestContext
 from kvweave.engine.answering.settings import Settings
-from kvweave.engine.background.calibration import Calibrator, Step
+from kvweave.engine.background.calibration import Calibrator
 from kvweave.engine.background.contradictions import Contradictions, Group
 from kvweave.engine.background.paraphrases import Paraphraser
 from kvweave.engine.background.precompute import Precomputer
 from kvweave.engine.background.prediction import QuestionPredictor
+from kvweave.engine.background.step import Step
 from kvweave.engine.background_budget import BackgroundBudget, Worth
 from kvweave.engine.components import Components
 from kvweave.engine.metadata import KBMetadata
