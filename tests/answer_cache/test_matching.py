@@ -336,4 +336,5 @@ def test_capitals_do_not_matter_where_either_text_is_english():
 def test_a_word_that_limits_the_question_is_no_filler(one, other):
     assert not ENGLISH.same(one, other, 0.99, 0.85)
     assert not ENGLISH.same(other, one, 0.99, 0.85)
-    assert ENGLISH.same(f"I just want to know: {one}", one, 0.99, 0.85)
+    for opening in ("I just want to know:", "Could you just tell me:", "Can you just check for me:"):
+        assert ENGLISH.same(f"{opening} {one}", one, 0.99, 0.85)

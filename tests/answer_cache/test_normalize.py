@@ -274,6 +274,9 @@ def test_the_kind_of_difference_is_returned(one, other, kind):
         "How many orders came this month?",
         "Who is on duty in two days?",
         "When does the tour start, if we leave in 20 minutes?",
+        "Who is on duty in the next two days?",
+        "What did we sell in the last 3 months?",
+        "Who is on duty two days from now?",
     ],
 )
 def test_questions_about_the_present_are_time_sensitive(question):
@@ -288,6 +291,8 @@ def test_questions_about_the_present_are_time_sensitive(question):
         "What is on the menu on Monday?",
         "How many goals did we score in two hours?",
         "How much does one person build in a day?",
+        "Who won the last two matches?",
+        "How far is it from Skelt to Brill?",
     ],
 )
 def test_other_questions_are_not_time_sensitive(question):

@@ -26,17 +26,24 @@ _NUMBER_AFTER: Final = re.compile(r",? \d")
 _MONTHS: Final = frozenset("march may august".split())
 """Months that are other words in small letters."""
 
-_HALVES: Final = frozenset(("am", "pm"))
-"""Halves of the day, after a number."""
+_OPTION_BEFORE: Final = re.compile(r"(?:^|[\s'\"(])--?$")
+_ONE_MEANING: Final = frozenset("am pm kg km cm mm".split())
+"""Halves of the day and units that mean one thing after a number, in any capitals: "5 KG"."""
 
-_UNIT: Final = re.compile(r"m(?:w|wh|v|va|a|ah|hz|pa|j|n|bq|sv|ev)|[kmgtp]i?b(?:ps|/s|it)?")
-"""Symbols in which capitals tell milli from mega, and bits from bytes."""
+_UNIT: Final = re.compile(r"m(?:w|wh|v|va|a|ah|hz|pa|j|n|bq|sv|ev|l|f|h|ω)|nm|[kmgtp]i?b(?:ps|/s|it)?")
+"""Symbols in which capitals tell milli from mega, nanometres from newton metres, and bits from bytes."""
 
 _AFTER_NUMBER: Final = frozenset("mg")
 """Letters that mean two things after a number: "5 m" and "5 M", "5 g" and "5G"."""
 
 _SYMBOL_LETTERS: Final = 2
 """Letters of a word of which "Co" and "CO" are two."""
+
+_LONGEST_ABBREVIATION: Final = 5
+"""Letters of the longest word that is taken for an abbreviation too: "URGENT" is the word, said with emphasis."""
+
+_EMPHASISED: Final = frozenset("what when where which why how".split())
+"""Short words that are no abbreviations either."""
 
 _MOSTLY: Final = 0.5
 """The share of known words above which a text without function words is English for certain."""
@@ -64,6 +71,7 @@ class _Spelling:
         counted: whether a number precedes it.
         dated: whether what stands beside it makes it a month, if it may be one: "3 may", "in may".
         beside_name: whether a word beside it has a capital inside a sentence.
+        option: whether it is an option of a command: "-v".
     """
 
     text: str
@@ -71,6 +79,7 @@ class _Spelling:
     counted: bool
     dated: bool
     beside_name: bool
+    option: bool
 
     @property
     def is_acronym(self) -> bool:
@@ -175,9 +184,8 @@ def _spellings(text: str) -> list[tuple[str, _Spelling]]:
         numbered = _ORDINAL_BEFORE.search(before) is not None or _NUMBER_AFTER.match(after) is not None
         behind = n > 0 and found[n - 1][0].lower() in lexicon().prepositions
         beside = (n > 0 and capitals[n - 1]) or (spaced and n + 1 < len(found) and capitals[n + 1])
-        spelled.append(
-            (word, _Spelling(each[0], begins[n], counted, word in _MONTHS and (numbered or behind), beside))
-        )
+        dated, option = word in _MONTHS and (numbered or behind), _OPTION_BEFORE.search(before) is not None
+        spelled.append((word, _Spelling(each[0], begins[n], counted, dated, beside, option)))
     return spelled
 
 
@@ -193,8 +201,10 @@ def _between(word: str, one: tuple[_Text, _Spelling], other: tuple[_Text, _Spell
     (first, here), (second, there) = sorted((one, other), key=lambda each: not each[0].shouted)
     if (first.shouted == second.shouted and here.text == there.text) or (here.dated and there.dated):
         return Doubt.NONE
-    if here.counted and there.counted and word in _HALVES:
+    if here.counted and there.counted and word in _ONE_MEANING:
         return Doubt.NONE
+    if here.option and there.option:
+        return Doubt.NAME if first.shouted else Doubt.MEANING
     if _is_unit(word, here, there):
         if first.shouted and len(word) == 1 and there.text.islower():
             return Doubt.NONE
@@ -222,7 +232,7 @@ def _is_unit(word: str, here: _Spelling, there: _Spelling) -> bool:
 
 def _in_capitals(word: str, there: _Spelling) -> Doubt:
     """Return what a word in a text of capitals leaves open beside a spelling in another text: most often it is the plain word."""
-    if there.is_acronym and is_general(word):
+    if there.is_acronym and _is_abbreviation_too(word):
         return Doubt.GRAMMAR if word in words_of_grammar() else Doubt.NAME
     is_name = there.has_capital and not there.beside_name and _is_name_too(word)
     return Doubt.NAME if is_name else Doubt.NONE
@@ -233,7 +243,7 @@ def _beside_acronym(word: str, acronym: _Spelling, plain: tuple[_Text, _Spelling
     text, spelling = plain
     if len(word) > _SYMBOL_LETTERS and word in lexicon().negations:
         return Doubt.NONE  # "Who must NOT come?"
-    if is_general(word):
+    if _is_abbreviation_too(word):
         if not text.small:
             return Doubt.MEANING
         return Doubt.GRAMMAR if word in words_of_grammar() else Doubt.NAME
@@ -244,3 +254,8 @@ def _beside_acronym(word: str, acronym: _Spelling, plain: tuple[_Text, _Spelling
 def _is_name_too(word: str) -> bool:
     """Return whether a word in small letters is a frequent one, and another one with a capital: "may", "polish"."""
     return word in lexicon().homographs or word in general_words().homographs
+
+
+def _is_abbreviation_too(word: str) -> bool:
+    """Return whether a word in small letters is a general one that may mean something else in capitals: "us", "pin"."""
+    return len(word) <= _LONGEST_ABBREVIATION and word not in _EMPHASISED and is_general(word)

@@ -211,19 +211,30 @@ def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
     past = any(word.text in _PAST or word.form == "past" for word in words)  # "scored in two hours"
     if not past and any(_is_from_now(words[at : at + 3], known) for at in range(len(words))):
         return True
+    if any((word.text, following.text) == ("from", "now") for word, following in pairwise(words)):
+        return True
     return any(
-        word.text in known.relative and (following.base in known.units_of_time or is_date(following.base))
-        for word, following in pairwise(words)
+        word.text in known.relative
+        and (
+            following.base in known.units_of_time
+            or is_date(following.base)
+            or _is_count_of_time(words[at : at + 2], known)
+        )
+        for at, (word, following) in enumerate(pairwise(words), 1)
     )
 
 
 def _is_from_now(words: Sequence[Word], known: Lexicon) -> bool:
     """Return whether words are "in two days", which most often means from now on."""
+    return bool(words) and words[0].text == "in" and _is_count_of_time(words[1:], known)
+
+
+def _is_count_of_time(words: Sequence[Word], known: Lexicon) -> bool:
+    """Return whether words are "two days"."""
     return (
-        len(words) == 3
-        and words[0].text == "in"
-        and _COUNT.fullmatch(words[1].text) is not None
-        and words[2].base in known.units_of_time
+        len(words) == 2
+        and _COUNT.fullmatch(words[0].text) is not None
+        and words[1].base in known.units_of_time
     )
 
 
