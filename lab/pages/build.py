@@ -219,6 +219,7 @@ def main() -> None:
                 results("answer_check.json"),
                 results("natural_answers.json"),
                 [results("natural_others.json"), results("natural_storage.json")],
+                results("natural_budgets.json"),
                 results("neutral.json"),
             ),
         ),

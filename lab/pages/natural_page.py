@@ -23,12 +23,13 @@ def parts(
     checked: Result | None,
     answered: Result | None,
     others: Sequence[Result | None],
+    budgets: Result | None,
     neutral: Result | None,
 ) -> dict[str, str]:
     """Return the page's parts by the names of their markers.
 
     Each run is about one length, `ratios` about QCFuse at its own budgets, `others` about recipes and storages that are not in the runs,
-    `neutral` about generated tasks on another model.
+    `budgets` about other budgets than theirs, `neutral` about generated tasks on another model.
     """
     found = [run for run in runs if run is not None]
     if not found or not all((ratios, retrieved, asked, checked, answered, neutral)):
@@ -39,6 +40,7 @@ def parts(
             "recipes",
             "comparisons",
             "others",
+            "budgets",
             "ratios",
             "retrieval",
             "languages",
@@ -53,6 +55,7 @@ def parts(
         "defaults": defaults(found, neutral),
         "kinds": kinds(found[0]),
         "others": "\n\n".join(map(other_recipes, others)),
+        "budgets": at_budgets(budgets),
         "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
@@ -332,12 +335,20 @@ _AT_RATIOS = ("qcfuse", "following+weave", "isolated+weave")
 def at_ratios(found: Result) -> str:
     """Return QCFuse and `weave` at several budgets, and their differences at each."""
     rows = [row for row in found["rows"] if row["recipe"] in ("full", "reuse", *_AT_RATIOS)]
-    pairs = [
-        one | {"group": f"{one['group']}, {one['ratio']:.0%}"}
-        for one in found["comparisons"]
-        if one["recipe"] == "qcfuse" and one["by"] != _BYTES
-    ]
-    return _tables(found, rows, pairs)
+    pairs = [one for one in found["comparisons"] if one["recipe"] == "qcfuse" and one["by"] != _BYTES]
+    return _tables(found, rows, list(map(_with_ratio, pairs)))
+
+
+def at_budgets(found: Result | None) -> str:
+    """Return recipes on their own preparation at several budgets, and their differences at each."""
+    if found is None:
+        return NOT_MEASURED
+    pairs = [one for one in found["comparisons"] if one["by"] == _OWN]
+    return _tables(found, found["rows"], list(map(_with_ratio, pairs)))
+
+
+def _with_ratio(pair: Result) -> Result:
+    return pair | {"group": f"{pair['group']}, {pair['ratio']:.0%}"}
 
 
 def retrieval(found: Result) -> str:
