@@ -156,10 +156,8 @@ class EnglishMatcher:
         if one.time_sensitive or two.time_sensitive:
             return Comparison("different", "time")
         unlike = difference(one, two)
-        if unlike is None and one.asks != EXACT and negates_otherwise(question, other):
-            unlike = "negation"
-        elif unlike is None and one.asks != EXACT and limits_otherwise(question, other):
-            unlike = "scope"
+        if unlike is None and one.asks != EXACT:
+            unlike = _unread_difference(question, other)
         if unlike is None and cosine >= threshold:
             return Comparison("same", READING)
         compared = self._by_words(question, other, cosine, threshold, unlike)
@@ -275,8 +273,14 @@ def _same_words(one: str, other: str, near: bool) -> tuple[str, ...] | None:
         return None
     here, there = normalize(one), normalize(other)
     alike = here.asks != EXACT and difference(here, there) is None
-    otherwise = alike and (negates_otherwise(one, other) or limits_otherwise(one, other))
-    return errors if alike and not otherwise else None
+    return errors if alike and _unread_difference(one, other) is None else None
+
+
+def _unread_difference(one: str, other: str) -> str | None:
+    """Return in what two questions differ that are read alike, negation or scope; None if in neither."""
+    if negates_otherwise(one, other):
+        return "negation"
+    return "scope" if limits_otherwise(one, other) else None
 
 
 def _undone(one: str, other: str) -> tuple[str, str, tuple[str, ...]]:
