@@ -57,13 +57,16 @@ class GeneralWords:
         )
 
 
+def _lines(name: str) -> list[list[str]]:
+    """Return the words of each line of a file of this package."""
+    packed = (resources.files(__package__) / name).read_bytes()
+    return [line.split() for line in lzma.decompress(packed).decode("ascii").splitlines()]
+
+
 @cache
 def general_words() -> GeneralWords:
     """Return the words, loaded once."""
-    packed = (resources.files(__package__) / "general_words.xz").read_bytes()
-    common, names, forms, antonyms, homographs = (
-        line.split() for line in lzma.decompress(packed).decode("ascii").splitlines()
-    )
+    common, names, forms, antonyms, homographs = _lines("general_words.xz")
     pairs = (pair.partition(":") for pair in antonyms)
     return GeneralWords(
         frozenset(common),
@@ -121,8 +124,7 @@ class RelatedWords:
 @cache
 def related_words() -> RelatedWords:
     """Return the words, loaded once."""
-    packed = (resources.files(__package__) / "related_words.xz").read_bytes()
-    often, synonyms, derived = (line.split() for line in lzma.decompress(packed).decode("ascii").splitlines())
+    often, synonyms, derived = _lines("related_words.xz")
     return RelatedWords(frozenset(often), _both_ways(synonyms), _both_ways(derived))
 
 
