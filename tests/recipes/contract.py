@@ -1,22 +1,46 @@
-"""Shared by the contract tests: preparation without an embedding model, and the results of plain full attention."""
+"""Shared by the contract tests: fixtures, preparation without an embedding model, and the results of plain full attention."""
 
 import hashlib
 
 import numpy as np
+import pytest
 import torch
 from transformers import DynamicCache
 
+import kvweave
 from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.features import attention_key
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import Budget, PrefillRequest, PrefillState
-from kvweave.testing import tiny_model
+from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkFeature
 
 TOLERANCE = 1e-4
 SELECTING = [name for name in METHODS if recipe_named(name).select.selective]
+WORDS = "the river in the north and the inn on the road were there when the rain began again".split()
+
+
+def text(number: int, words: int = 12) -> str:
+    picks = torch.randint(len(WORDS), (words,), generator=torch.Generator().manual_seed(number)).tolist()
+    return f"{number} " + " ".join(WORDS[i] for i in picks)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    return tiny_adapter()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with kvweave.ChunkStore(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def prompt():
+    return kvweave.Prompt("Where is the inn?", tuple(text(i) for i in range(4)), system="Answer.")
 
 
 def plain_logits(adapter, prompt):
