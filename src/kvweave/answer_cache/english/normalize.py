@@ -16,7 +16,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import Final, Literal
 
 from kvweave.answer_cache.english.dates import fold_dates, is_date
