@@ -83,9 +83,9 @@ def _reason_of_word(typed: str, word: str) -> str:
     if word in NUMBERS_AND_DATES or typed in NUMBERS_AND_DATES:
         return "a number or part of a date"
     if is_general(typed):
-        return f"another {'frequent' if is_usual(typed) else 'rare'} word"
+        return f"typed is another {'frequent' if is_usual(typed) else 'rare'} word"
     if is_word(typed):
-        return "a name"
+        return "typed is a name"
     return "as near to another word, or nearer" if is_general(word) else "an error of a word in no list"
 
 

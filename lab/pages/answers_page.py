@@ -102,7 +102,7 @@ def _missed(rows: Sequence[Result]) -> list[str]:
     """Return a table of why questions with typing errors are missed, the most frequent reason first."""
     counts = {(each["reason"], each["errors"]): each["questions"] for each in rows}
     examples = {each["reason"]: each["example"] for each in reversed(rows)}
-    lines = header("missed, as what was typed is", "with one error", "with two", "example")
+    lines = header("why it is missed", "with one error", "with two", "example")
     return lines + [
         row(reason, *(f"{counts.get((reason, errors), 0)}" for errors in (1, 2)), example or "–")
         for reason, example in reversed(examples.items())
