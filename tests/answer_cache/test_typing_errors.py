@@ -100,7 +100,7 @@ OTHERS = [
     ("Who leads the Jorvik project?", "Who leads the Jarvik project?"),
     ("Who took the pexidol?", "Who took the pexidal?"),
     ("Where is the house?", "Where is the hose?"),
-    ("Did Dr Patel sign?", "Did Dr Patil sign?"),
+    ("Did Dr Mendez sign?", "Did Dr Mendes sign?"),
 ]
 
 
