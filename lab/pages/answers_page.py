@@ -87,7 +87,26 @@ def repeated_questions(result: Result | None) -> str:
     lines += [
         row(each["variant"], f"{each['questions']}", _share(each, "share", 1)) for each in result["rows"]
     ]
+    lines += ["", *_missed(result["missed"])]
+    apart, of = result["one_letter_apart"], result["lookalikes"]
+    kinds = ", ".join(f"{kind}s: {apart[kind]}" for kind in ("name", "number", "word") if kind in apart)
+    total = sum(apart.values())
+    lines += [
+        "",
+        f"Look-alikes that are one letter per word away, in up to three words: {total} of {of:,}, {total / of:.1%} ({kinds}).",
+    ]
     return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}, {result['commit']}."])
+
+
+def _missed(rows: Sequence[Result]) -> list[str]:
+    """Return a table of why questions with typing errors are missed, the most frequent reason first."""
+    counts = {(each["reason"], each["errors"]): each["questions"] for each in rows}
+    examples = {each["reason"]: each["example"] for each in reversed(rows)}
+    lines = header("why it is missed", "with one error", "with two", "example")
+    return lines + [
+        row(reason, *(f"{counts.get((reason, errors), 0)}" for errors in (1, 2)), example or "–")
+        for reason, example in reversed(examples.items())
+    ]
 
 
 def preemption(result: Result | None) -> str:

@@ -277,6 +277,14 @@ def test_the_kind_of_difference_is_returned(one, other, kind):
         "Who is on duty in the next two days?",
         "What did we sell in the last 3 months?",
         "Who is on duty two days from now?",
+        "Where is the bus now?",
+        "Which rooms are currently free?",
+        "Who is on duty in a week?",
+        "What is planned in a couple of days?",
+        "Who is on duty in the next few days?",
+        "How many guests come in two days?",
+        "Who fell ill in the last 3 weeks of the year?",
+        "What did we do in the last few weeks?",
     ],
 )
 def test_questions_about_the_present_are_time_sensitive(question):
@@ -293,6 +301,13 @@ def test_questions_about_the_present_are_time_sensitive(question):
         "How much does one person build in a day?",
         "Who won the last two matches?",
         "How far is it from Skelt to Brill?",
+        "Who dies in the last 20 minutes of the film?",
+        "What is due in the last week of the course?",
+        "How many hours are in two days?",
+        "How many days are there in a week?",
+        "How often do we train in a week?",
+        "What is open in the morning?",
+        "Who looks after the dog, now that Anna has moved?",
     ],
 )
 def test_other_questions_are_not_time_sensitive(question):

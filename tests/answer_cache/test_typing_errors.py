@@ -29,6 +29,18 @@ MISTYPED = [
     ("How do we get from the station to the hall?", "How do we get form the staton to the hal?"),
     ("Which side-car is for sale?", "Which side car is for sael?"),
     ("What happens if I oversleep?", "What happens ifI ovresleep?"),
+    ("What did the jury say?", "Wht did the jury say?"),
+    ("Which alert fired first?", "Which alert fireed first?"),
+    ("What is planned for the wedding?", "What is planned for the weding?"),
+    ("Which room is bigger?", "Which room is biggger?"),
+    ("How many chairs were delivered?", "How may chairs were delivered?"),
+    ("How long did the nap take?", "How lzng did the nap take?"),
+    ("Who leads the walk to the shop?", "Who leads the walk to the sdop?"),
+    ("Which row is louder than the choir?", "Which row is louder tan the choir?"),
+    ("What does the tag say?", "What des the tag say?"),
+    ("Where is the key to the room?", "Where is the key to the rom?"),
+    ("Who called the hotline?", "Who called the hotine?"),
+    ("Where is the café?", "Where is the caafé?"),
 ]
 OTHERS = [
     ("Who is the principal of the school?", "Who is the principle of the school?"),
@@ -78,6 +90,17 @@ OTHERS = [
     ("Which doors are unlocked?", "Which doors are locked?"),
     ("What is the weight of room 12b?", "What is the weight of room 12d?"),
     ("Is the lid here?", "Is the lxd here?"),
+    ("Why did they leave early?", "Wht did they leave early?"),
+    ("How many guests enter?", "How may guests enter?"),
+    ("How many guests who are late enter?", "How may guests who are late enter?"),
+    ("What dose did the nurse give?", "What does did the nurse give?"),
+    ("How many days do we have?", "How many days do we save?"),
+    ("Who drank your milk?", "Who drank sour milk?"),
+    ("Did the cabin burn?", "Did cain burn?"),
+    ("Who leads the Jorvik project?", "Who leads the Jarvik project?"),
+    ("Who took the pexidol?", "Who took the pexidal?"),
+    ("Where is the house?", "Where is the hose?"),
+    ("Did Dr Mendez sign?", "Did Dr Mendes sign?"),
 ]
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.spelling import is_general, is_word, words_of_grammar
@@ -20,7 +20,7 @@ _BESIDE: Final = 12
 """How many characters beside a word are looked at."""
 
 _SENTENCE_END: Final = re.compile(r"[.?!:]\s+\W*$")
-_NUMBER_BEFORE: Final = re.compile(r"\d\s?$")
+_NUMBER_BEFORE: Final = re.compile(r"(?:\d\s?|\bmany )$", re.IGNORECASE)
 _ORDINAL_BEFORE: Final = re.compile(r"\d\s?(?:st|nd|rd|th)?(?: of)? $")
 _NUMBER_AFTER: Final = re.compile(r",? \d")
 _MONTHS: Final = frozenset("march may august".split())
@@ -33,8 +33,11 @@ _ONE_MEANING: Final = frozenset("am pm kg km cm mm".split())
 _UNIT: Final = re.compile(r"m(?:w|wh|v|va|a|ah|hz|pa|j|n|bq|sv|ev|l|f|h|ω)|nm|[kmgtp]i?b(?:ps|/s|it)?")
 """Symbols in which capitals tell milli from mega, nanometres from newton metres, and bits from bytes."""
 
-_AFTER_NUMBER: Final = frozenset("mg")
-"""Letters that mean two things after a number: "5 m" and "5 M", "5 g" and "5G"."""
+_LETTER_UNITS: Final = frozenset("bcfghkmst")
+"""Letters that are two units, small and as capitals, behind a number and a space: "5 g" and "5 G", "300 k" and "300 K"."""
+
+_ATTACHED_UNITS: Final = frozenset("mg")
+"""Those that are also two without the space: "5g" and "5G", not "room 12b" and "12B" or a "5k" run."""
 
 _SYMBOL_LETTERS: Final = 2
 """Letters of a word of which "Co" and "CO" are two."""
@@ -68,7 +71,8 @@ class _Spelling:
     Attributes:
         text: with its capitals.
         begins: whether it begins a sentence.
-        counted: whether a number precedes it.
+        counted: whether a number precedes it, or "many".
+        letter_unit: whether it is a letter alone that is a unit, counted as it is, and another one with the other case.
         dated: whether what stands beside it makes it a month, if it may be one: "3 may", "in may".
         beside_name: whether a word beside it has a capital inside a sentence.
         option: whether it is an option of a command: "-v".
@@ -77,6 +81,7 @@ class _Spelling:
     text: str
     begins: bool
     counted: bool
+    letter_unit: bool
     dated: bool
     beside_name: bool
     option: bool
@@ -108,6 +113,13 @@ class _Text:
     title: bool
 
 
+class _Use(NamedTuple):
+    """A word of a text."""
+
+    text: _Text
+    spelling: _Spelling
+
+
 def doubt(one: str, other: str) -> Doubt:
     """Return what the capitals of two cleaned texts leave open about the words that they share; symmetric.
 
@@ -120,8 +132,10 @@ def doubt(one: str, other: str) -> Doubt:
     found = Doubt.NONE
     for word in first.words.keys() & second.words.keys():
         for here, there in zip(first.words[word], second.words[word], strict=False):
-            between = _between(word, (first, here), (second, there)) if certain else _as_written(here, there)
-            found = max(found, between)
+            if certain:
+                found = max(found, _between(word, _Use(first, here), _Use(second, there)))
+            else:
+                found = max(found, _as_written(here, there))
     return found
 
 
@@ -181,11 +195,14 @@ def _spellings(text: str) -> list[tuple[str, _Spelling]]:
         word = each[0].lower()
         spaced = after[:1] == " " and len(word) > 1
         counted = _NUMBER_BEFORE.search(before) is not None
+        units = _LETTER_UNITS if before.endswith(" ") else _ATTACHED_UNITS
         numbered = _ORDINAL_BEFORE.search(before) is not None or _NUMBER_AFTER.match(after) is not None
         behind = n > 0 and found[n - 1][0].lower() in lexicon().prepositions
         beside = (n > 0 and capitals[n - 1]) or (spaced and n + 1 < len(found) and capitals[n + 1])
         dated, option = word in _MONTHS and (numbered or behind), _OPTION_BEFORE.search(before) is not None
-        spelled.append((word, _Spelling(each[0], begins[n], counted, dated, beside, option)))
+        spelled.append(
+            (word, _Spelling(each[0], begins[n], counted, counted and word in units, dated, beside, option))
+        )
     return spelled
 
 
@@ -196,59 +213,66 @@ def _as_written(here: _Spelling, there: _Spelling) -> Doubt:
     return Doubt.NONE if one == other else Doubt.MEANING
 
 
-def _between(word: str, one: tuple[_Text, _Spelling], other: tuple[_Text, _Spelling]) -> Doubt:
-    """Return what two spellings of a word leave open; texts in capitals come first."""
-    (first, here), (second, there) = sorted((one, other), key=lambda each: not each[0].shouted)
-    if (first.shouted == second.shouted and here.text == there.text) or (here.dated and there.dated):
+def _between(word: str, one: _Use, other: _Use) -> Doubt:
+    """Return what two uses of a word leave open; symmetric."""
+    here, there = one.spelling, other.spelling
+    shouted = one.text.shouted or other.text.shouted
+    if here.text == there.text and one.text.shouted == other.text.shouted:
         return Doubt.NONE
-    if here.counted and there.counted and word in _ONE_MEANING:
+    if (here.dated and there.dated) or (here.counted and there.counted and word in _ONE_MEANING):
         return Doubt.NONE
     if here.option and there.option:
-        return Doubt.NAME if first.shouted else Doubt.MEANING
-    if _is_unit(word, here, there):
-        if first.shouted and len(word) == 1 and there.text.islower():
-            return Doubt.NONE
-        vague = first.shouted or any(text.small or text.title for text in (first, second))
-        return Doubt.NAME if vague else Doubt.MEANING
-    if first.shouted:
-        return Doubt.NONE if second.small or second.shouted else _in_capitals(word, there)
+        return Doubt.NAME if shouted else Doubt.MEANING
+    if _UNIT.fullmatch(word) or (here.letter_unit and there.letter_unit):
+        return _between_units(word, one, other)
+    if shouted:
+        plain = other if one.text.shouted else one
+        return Doubt.NONE if plain.text.shouted else _in_capitals(word, plain)
     if here.is_acronym != there.is_acronym:
-        acronym, plain = (
-            ((first, here), (second, there)) if here.is_acronym else ((second, there), (first, here))
-        )
-        return _beside_acronym(word, acronym[1], plain)
-    if here.has_capital == there.has_capital or here.begins or there.begins or not _is_name_too(word):
+        return _beside_acronym(word, *((one, other) if here.is_acronym else (other, one)))
+    if here.has_capital != there.has_capital and not here.begins and not there.begins:
+        return _beside_name(word, *((one, other) if here.has_capital else (other, one)))
+    return Doubt.NONE
+
+
+def _between_units(word: str, one: _Use, other: _Use) -> Doubt:
+    """Return what two spellings of a unit leave open; a letter alone is seldom one in capitals where the other text has it small."""
+    texts = one.text, other.text
+    shouted = any(text.shouted for text in texts)
+    if shouted and len(word) == 1 and any(use.spelling.text.islower() for use in (one, other)):
         return Doubt.NONE
-    named, plain = ((first, here), (second, there)) if here.has_capital else ((second, there), (first, here))
-    if named[0].title or (plain[0].small and named[1].beside_name):
-        return Doubt.NONE  # most often it is the plain word; a name of several words is no other word
-    return Doubt.NAME if plain[0].small else Doubt.MEANING
+    vague = shouted or any(text.small or text.title for text in texts)
+    return Doubt.NAME if vague else Doubt.MEANING
 
 
-def _is_unit(word: str, here: _Spelling, there: _Spelling) -> bool:
-    counted = here.counted and there.counted and word in _AFTER_NUMBER
-    return counted or _UNIT.fullmatch(word) is not None
-
-
-def _in_capitals(word: str, there: _Spelling) -> Doubt:
-    """Return what a word in a text of capitals leaves open beside a spelling in another text: most often it is the plain word."""
+def _in_capitals(word: str, plain: _Use) -> Doubt:
+    """Return what a word in a text of capitals leaves open beside a use in another text: most often it is the plain word."""
+    if plain.text.small:
+        return Doubt.NONE
+    there = plain.spelling
     if there.is_acronym and _is_abbreviation_too(word):
         return Doubt.GRAMMAR if word in words_of_grammar() else Doubt.NAME
     is_name = there.has_capital and not there.beside_name and _is_name_too(word)
     return Doubt.NAME if is_name else Doubt.NONE
 
 
-def _beside_acronym(word: str, acronym: _Spelling, plain: tuple[_Text, _Spelling]) -> Doubt:
+def _beside_acronym(word: str, acronym: _Use, plain: _Use) -> Doubt:
     """Return what a word in capitals leaves open beside another spelling of it."""
-    text, spelling = plain
     if len(word) > _SYMBOL_LETTERS and word in lexicon().negations:
         return Doubt.NONE  # "Who must NOT come?"
     if _is_abbreviation_too(word):
-        if not text.small:
+        if not plain.text.small:
             return Doubt.MEANING
         return Doubt.GRAMMAR if word in words_of_grammar() else Doubt.NAME
-    symbol = len(word) == _SYMBOL_LETTERS and spelling.has_capital and not text.title
-    return Doubt.MEANING if symbol and not acronym.begins else Doubt.NONE
+    symbol = len(word) == _SYMBOL_LETTERS and plain.spelling.has_capital and not plain.text.title
+    return Doubt.MEANING if symbol and not acronym.spelling.begins else Doubt.NONE
+
+
+def _beside_name(word: str, named: _Use, plain: _Use) -> Doubt:
+    """Return what a word with a capital leaves open beside the same in small letters; a name of several words is no other word."""
+    if not _is_name_too(word) or named.text.title or (plain.text.small and named.spelling.beside_name):
+        return Doubt.NONE
+    return Doubt.NAME if plain.text.small else Doubt.MEANING
 
 
 def _is_name_too(word: str) -> bool:

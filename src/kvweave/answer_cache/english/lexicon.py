@@ -19,6 +19,7 @@ _SETS: Final = (
     "negations",
     "homographs",
     "time_sensitive",
+    "few",
     "relative",
     "units_of_time",
 )
@@ -55,6 +56,7 @@ class Lexicon:
     negations: frozenset[str]
     homographs: frozenset[str]
     time_sensitive: frozenset[str]
+    few: frozenset[str]
     relative: frozenset[str]
     units_of_time: frozenset[str]
     prepositions: Mapping[str, str]

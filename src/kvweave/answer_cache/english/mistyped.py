@@ -18,12 +18,12 @@ from kvweave.answer_cache.english.spelling import (
     LEAST_LETTERS,
     NUMBERS_AND_DATES,
     OMITTED,
-    OTHER,
     SHORT,
     SWAPPED,
     TWO,
     differ_by_prefix,
     edits,
+    is_compound,
     is_general,
     is_swapped,
     is_usual,
@@ -34,11 +34,11 @@ from kvweave.answer_cache.english.spelling import (
     words_of_grammar,
 )
 from kvweave.answer_cache.english.veto import opposed_words
-from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, NEGATIONS, SCOPE, UNITS
+from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, HOW, NEGATIONS, SCOPE, UNITS
 from kvweave.answer_cache.english.wordnet import general_words, related_words
 from kvweave.answer_cache.english.words import OWNER, Word, has_symbols, split_words
 
-_LONG: Final = 5  # letters of a number with another error than two letters swapped; of a word with any other letter that others have too
+_LONG: Final = 5  # letters of a number with another error than two letters swapped
 _NAME: Final = (
     6  # letters of a name in which two may be swapped; one less in a known place, a date or a number
 )
@@ -60,6 +60,20 @@ _CONFUSED: Final = tuple(
 )
 """Words that are typed for each other, of which only one fits at a place; the last two only where `_fits`."""
 
+_ASKING_OR_RELATING: Final = frozenset(
+    "what when where which does could would should shall against among because during from into onto since than until upon with".split()
+)
+"""Words of grammar in whose place no other word gives another question."""
+
+_POSSESSIVES: Final = frozenset("my your his her its our their".split())
+_WITH_TENSE: Final = frozenset(
+    "am is are was were does did has had could might must shall should will would".split()
+)
+"""Helping verbs that no other one stands in front of."""
+
+_MOST_COUNTED: Final = 4
+"""How many words what is counted may have, with the verb behind it: "cubic metres did"."""
+
 _COMPARATIVES: Final = frozenset("more less rather other fewer better worse sooner".split())
 
 
@@ -74,6 +88,23 @@ class Mistyped:
 
     errors: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What tells about two words where they stand.
+
+    Attributes:
+        begins: whether they begin the questions.
+        bare: whether they follow a helping verb, as names do.
+        introduced: whether they follow an article or a possessive, as names seldom do.
+        measured: whether they follow "how" and precede a verb with a tense, so that they measure or count: "how long did".
+    """
+
+    begins: bool = False
+    bare: bool = False
+    introduced: bool = False
+    measured: bool = False
 
 
 def mistyped(one: str, other: str) -> Mistyped | None:
@@ -105,8 +136,7 @@ def _differing(one: Sequence[Word], other: Sequence[Word]) -> Mistyped | None:
         if moved:
             i, j = i + moved[0], j + moved[1]
             continue
-        bare = 0 < i < len(one) and one[i - 1].text in lexicon().helpers
-        found = _slip(one[i], other[j], not i and not j, bare)
+        found = _slip(one[i], other[j], _place(one, i, other, j))
         if found is None:
             return None
         errors += found.errors
@@ -191,84 +221,107 @@ def _fits(word: str, before: Sequence[Word], after: Sequence[Word]) -> bool:
     return True
 
 
-def _slip(one: Word, other: Word, first: bool, bare: bool) -> Mistyped | None:
-    """Return the errors if one of two words is an error of the other.
+def _place(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> _Place:
+    """Return what tells about the words at two places of two texts; symmetric."""
+    known = lexicon()
+    before = {words[at - 1].text for words, at in ((one, i), (other, j)) if at}
+    return _Place(
+        begins=not i and not j,
+        bare=not before.isdisjoint(known.helpers),
+        introduced=not before.isdisjoint(known.articles | _POSSESSIVES),
+        measured="how" in before and (_is_inverted(one[i + 1 :]) or _is_inverted(other[j + 1 :])),
+    )
 
-    `first` is whether they begin the questions, `bare` whether they follow a helping verb, as names do.
-    """
+
+def _is_inverted(words: Sequence[Word]) -> bool:
+    """Return whether a verb with a tense follows within a few words, and in the same clause: "days did we stay"."""
+    texts = _texts(words[:_MOST_COUNTED])
+    clause = next((n for n, text in enumerate(texts) if text in ASKING or text == "that"), len(texts))
+    return not _WITH_TENSE.isdisjoint(texts[:clause])
+
+
+def _slip(one: Word, other: Word, place: _Place) -> Mistyped | None:
+    """Return the errors if one of two words is an error of the other."""
     parts = [word.text.split("-") for word in (one, other)]
     if len(parts[0]) == len(parts[1]) > 1:
         unlike = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
-        return _of_two(*unlike[0], one.named or other.named) if len(unlike) == 1 else None
-    return _of_two(one.text, other.text, one.named or other.named, first, bare)
+        return _of_two(*unlike[0], one.named or other.named, _Place()) if len(unlike) == 1 else None
+    return _of_two(one.text, other.text, one.named or other.named, place)
 
 
 @lru_cache(maxsize=1024)
-def _of_two(one: str, other: str, named: bool, first: bool = False, bare: bool = False) -> Mistyped | None:
-    plain = _without_accents(one)
-    if plain.isascii() and plain == _without_accents(other):
+def _of_two(one: str, other: str, named: bool, place: _Place) -> Mistyped | None:
+    first, second = _without_accents(one), _without_accents(other)
+    if first.isascii() and first == second:
         return Mistyped((min(one, other, key=lambda word: not word.isascii()),) if named else ())
     if _without_apostrophe(one) == _without_apostrophe(other):
         return Mistyped()
-    if not all(word.isascii() and word.isalpha() for word in (one, other)):
+    if not all(word.isascii() and word.isalpha() for word in (first, second)):
         return None
-    for typed, meant in ((one, other), (other, one)):
+    for typed, meant, text in ((first, second, one), (second, first, other)):
         if _is_variant(typed, meant):
             return Mistyped()
-        rivals = _rivals(typed, meant, named, first, bare)
+        rivals = _rivals(typed, meant, named, place)
         if rivals is not None:
-            return Mistyped((typed,), rivals)
+            return Mistyped((text,), rivals)
     return None
 
 
-def _rivals(typed: str, meant: str, named: bool, first: bool, bare: bool) -> tuple[str, ...] | None:
+def _rivals(typed: str, meant: str, named: bool, place: _Place) -> tuple[str, ...] | None:
     """Return the words that a word is as likely an error of as of the one that is meant; None if it is no error of that."""
     if is_word(typed):
-        return () if _is_rare_slip(typed, meant, named) else None
+        if _is_rare_slip(typed, meant, named):
+            return ()
+        if named or not _is_out_of_place(typed, meant, place):
+            return None
     if meant in NUMBERS_AND_DATES:
         return () if _is_slip_of_number(typed, meant) else None
-    if not (is_general(meant) or meant in CONDITIONS or is_usual(meant)):
+    known = is_general(meant) or meant in CONDITIONS or is_usual(meant)
+    if not known and (named or not is_compound(meant)):
         least = _NAME - (meant in general_words().names)
         return () if is_swapped(typed, meant) and typed[0] == meant[0] and len(meant) >= least else None
     kind = kind_of(typed, meant)
     if kind is None or differ_by_prefix(typed, meant):
         return None
-    strict = named or (bare and meant not in words_of_grammar() and not meant.endswith(("s", "ing", "ed")))
+    strict = named or (
+        place.bare and meant not in words_of_grammar() and not meant.endswith(("s", "ing", "ed"))
+    )
     if strict and kind > (SWAPPED if named else OMITTED):
         return None
     rivals = []
-    for word, other in _others(typed, meant, kind, first).items():
-        likelier = other <= kind - 2 and (kind == OTHER or is_usual(word))
+    for word, other in _others(typed, meant, kind, place).items():
+        likelier = other <= kind - 2 and (other == SWAPPED or is_usual(word))
         if _is_plural(word, meant):
             continue
-        if likelier or (other <= kind and _is_decisive(word, meant)):
+        asks_otherwise = meant in ASKING and word in ASKING
+        if likelier or (other <= kind and (asks_otherwise or _is_decisive(word, meant))):
             return None
-        if other <= kind + 1 and (_are_opposed(meant, word) or (meant in ASKING and word in ASKING)):
+        if other <= kind + 1 and _are_opposed(meant, word):
             return None
         if other <= kind:
             rivals.append(word)
     usual = [word for word in rivals if is_usual(word)]
-    if len(usual) > (
-        0 if kind == OTHER and len(meant) < _LONG and len(typed) == len(meant) else _MOST_RIVALS
-    ):
+    if len(usual) > _MOST_RIVALS:
         return None
     return tuple(sorted(rivals, key=lambda word: (word not in usual, word))[:_MOST_RIVALS])
 
 
-def _others(typed: str, meant: str, kind: int, first: bool) -> dict[str, int]:
+def _others(typed: str, meant: str, kind: int, place: _Place) -> dict[str, int]:
     """Return the other words that a word may be an error of, each with the kind of error.
 
-    Words of grammar only in place of such ones, and no other words there: they would not fit.
+    Words of grammar only in place of such ones, and no other words there: they would not fit. Measures likewise.
     """
     functions = words_of_grammar()
     fit = functions | NUMBERS_AND_DATES
     if meant not in functions:
         unfit: frozenset[str] = functions - NEGATIONS - SCOPE.keys() - NUMBERS_AND_DATES
-    elif first and (meant in ASKING or meant in lexicon().helpers):
+    elif place.begins and (meant in ASKING or meant in lexicon().helpers):
         fit, unfit = lexicon().helpers.union(ASKING), frozenset()
     else:
         unfit = frozenset()
     able = words_near(typed, kind) - unfit
+    if place.measured and meant in _measures():
+        able &= _measures()
     kinds = {
         word: kind_of(typed, word) for word in (able & fit if meant in functions else able) if word != meant
     }
@@ -317,6 +370,29 @@ def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
     if typed in general_words().names or typed in NUMBERS_AND_DATES or typed in lexicon().single_words:
         return False
     return related_words().is_frequent(meant) and not related_words().is_frequent(typed)
+
+
+def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
+    """Return whether a word that is one makes no sense where the other question has the word that is meant.
+
+    It has a meaning where a word of grammar is needed ("more tan one"), it is a helping verb where a measure is
+    ("how may days did it take"), or it is a name alone, in small letters behind an article: "the rom".
+    """
+    if typed in NUMBERS_AND_DATES - {"may"}:
+        return False
+    if typed in lexicon().helpers:
+        return place.measured and meant in _measures()
+    if typed in words_of_grammar():
+        return False
+    if meant in _ASKING_OR_RELATING:
+        return not is_usual(typed)
+    is_only_name = typed in general_words().names and not is_general(typed)
+    return is_only_name and place.introduced and is_general(meant)
+
+
+def _measures() -> frozenset[str]:
+    """Return the words that stand behind "how"."""
+    return frozenset(HOW) | lexicon().measures.keys()
 
 
 def _is_variant(typed: str, meant: str) -> bool:

@@ -16,7 +16,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import Final, Literal
 
 from kvweave.answer_cache.english.dates import fold_dates, is_date
@@ -31,7 +30,7 @@ from kvweave.answer_cache.english.words import (
 )
 from kvweave.answer_cache.other_languages import as_written, depends_on_today, is_english
 
-VERSION: Final = 8
+VERSION: Final = 9
 """Version of the code that normalizes: raise it with every change of this package that changes keys."""
 
 EXACT: Final = "exact"
@@ -44,6 +43,7 @@ _MAX_CHARACTERS: Final = 1000
 itself, take time that grows with the square of the length."""
 
 _MOST_KEYWORDS: Final = 8
+_MOST_OF_TIME: Final = 4  # words of a length of time: "a couple of days"
 _PAST: Final = frozenset("did was were had".split())
 _COUNT: Final = re.compile(r"#[\d.]+")
 _MAX_ROUNDS: Final = 4  # of removing an opening: "Hi, can you please tell me …"
@@ -206,36 +206,55 @@ def strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
 
 def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
     """Return whether words such as "today" or "next week" relate the question to the present."""
-    if any(word.text in known.time_sensitive for word in words):
+    for at, word in enumerate(words):
+        after = words[at + 1].text if at + 1 < len(words) else ""
+        if word.text in known.time_sensitive and (word.text, after) != ("now", "that"):
+            return True
+        if word.text == "in" and _is_from_now(words, at, known):
+            return True
+        if word.text in known.relative and _is_relative(words, at, known):
+            return True
+    return False
+
+
+def _is_from_now(words: Sequence[Word], at: int, known: Lexicon) -> bool:
+    """Return whether what "in" at a place begins is a time from now on, as "in two days" most often is.
+
+    Not in the past ("scored in two hours"), nor where one asks how many hours are in two days, or how much is done in a day.
+    """
+    time = words[at + 1 : at + 1 + _length_of_time(words[at + 1 :], known)]
+    if len(time) < 2 or any(word.text in _PAST or word.form == "past" for word in words):
+        return False
+    asked = next((words[n + 1 : n + 3] for n in range(at) if words[n].text == "how"), [])
+    if not asked or asked[0].text not in ("many", "much", *known.measures):
         return True
-    past = any(word.text in _PAST or word.form == "past" for word in words)  # "scored in two hours"
-    if not past and any(_is_from_now(words[at : at + 3], known) for at in range(len(words))):
-        return True
-    if any((word.text, following.text) == ("from", "now") for word, following in pairwise(words)):
-        return True
-    return any(
-        word.text in known.relative
-        and (
-            following.base in known.units_of_time
-            or is_date(following.base)
-            or _is_count_of_time(words[at : at + 2], known)
-        )
-        for at, (word, following) in enumerate(pairwise(words), 1)
+    converted = asked[-1].base in known.units_of_time and words[at - 1].text in (*known.be, "there")
+    return not (converted or (len(time) == 2 and time[0].text in known.articles))
+
+
+def _is_relative(words: Sequence[Word], at: int, known: Lexicon) -> bool:
+    """Return whether a word such as "next" relates a time to the present; "the last week of the term" does not."""
+    length = _length_of_time(words[at + 1 :], known)
+    if not length:
+        return at + 1 < len(words) and is_date(words[at + 1].base)
+    whole = words[at + 1 + length : at + 4 + length]
+    return not (
+        words[at].text == "last"
+        and len(whole) == 3
+        and whole[0].text == "of"
+        and whole[1].text in known.articles
+        and whole[2].base not in known.units_of_time
     )
 
 
-def _is_from_now(words: Sequence[Word], known: Lexicon) -> bool:
-    """Return whether words are "in two days", which most often means from now on."""
-    return bool(words) and words[0].text == "in" and _is_count_of_time(words[1:], known)
-
-
-def _is_count_of_time(words: Sequence[Word], known: Lexicon) -> bool:
-    """Return whether words are "two days"."""
-    return (
-        len(words) == 2
-        and _COUNT.fullmatch(words[0].text) is not None
-        and words[1].base in known.units_of_time
-    )
+def _length_of_time(words: Sequence[Word], known: Lexicon) -> int:
+    """Return how many words at the start say a length of time: 2 of "two days", 4 of "a couple of days"; 0 if they do not."""
+    for n, word in enumerate(words[:_MOST_OF_TIME]):
+        if word.base in known.units_of_time:
+            return n + 1
+        if not (word.text in ("a", "an", "of") or word.text in known.few or _COUNT.fullmatch(word.text)):
+            break
+    return 0
 
 
 def clean_text(text: str) -> str:

@@ -101,6 +101,14 @@ def is_general(word: str) -> bool:
     return word in words_of_grammar() or word in lexicon().single_words or general_words().is_common(word)
 
 
+def is_compound(word: str) -> bool:
+    """Return whether a word in lower case is two that texts have often, and no name: "hotline"."""
+    if word in general_words().names:
+        return False
+    parts = ((word[:n], word[n:]) for n in range(SHORT, len(word) - SHORT + 1))
+    return any(all(map(related_words().is_frequent, pair)) for pair in parts)
+
+
 @cache
 def words_of_grammar() -> frozenset[str]:
     """Return the words that only relate others or ask."""

@@ -5,6 +5,7 @@ needed, in some hundredths of a second.
 """
 
 import lzma
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,16 @@ _ENDINGS: Final = (
 )
 _SIBILANTS: Final = ("s", "x", "z", "ch", "sh", "o")
 _SHORTEST: Final = 3  # letters of a word that an ending may be taken from
+_HISSING: Final = ("s", "x", "z", "sh")
+"""Endings of words that take "es" rather than "s"."""
+
+_AFTER_VERBS: Final = ("ed", "ing", "er", "est")
+"""Endings before which a last letter may be doubled."""
+
+_Y_ALONE: Final = re.compile(r"[^aeiou]y$")
+_DOUBLED: Final = re.compile(r"(?:[^aeiou]|qu|^)[aeiouy]([^aeiouwxy])\1$|[aeiou]ll$")
+_TO_DOUBLE: Final = re.compile(r"(?:[^aeiouy]*|qu)[aeiou][^aeiouswxy]")
+"""Words of one syllable that double their last letter before an ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,10 @@ def general_words() -> GeneralWords:
 
 
 def bases(word: str) -> Iterator[str]:
-    """Yield a word in lower case, and what may be its base form: planned → plann, plan, …; some are no words."""
+    """Yield a word in lower case, and what may be its base form: planned → plan, hoping → hope; some are no words.
+
+    Forms keep to the rules of spelling: "fireed", "askked" and "leter" are none of fire, ask and let.
+    """
     yield word
     for ending, more in _ENDINGS:
         stem = word.removesuffix(ending)
@@ -86,11 +100,18 @@ def bases(word: str) -> Iterator[str]:
             continue
         if ending == "es" and not stem.endswith(_SIBILANTS):
             continue
+        if ending == "s" and (stem.endswith(_HISSING) or _Y_ALONE.search(stem)):
+            continue
         if ending in ("d", "r", "st") and not stem.endswith("e"):
             continue
+        if ending in _AFTER_VERBS and not more:
+            if ending != "ing" and stem.endswith("e"):
+                continue
+            if _DOUBLED.search(stem):
+                yield stem[:-1]
+            if _TO_DOUBLE.fullmatch(stem):
+                continue
         yield stem + more
-        if not more and len(stem) > _SHORTEST and stem[-1] == stem[-2] and ending[0] in "eir":
-            yield stem[:-1]
 
 
 class Relation(IntEnum):
