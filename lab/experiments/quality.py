@@ -251,7 +251,7 @@ def main() -> None:
     )
     parser.add_argument("folders", type=Path, nargs="*", help="folders that kvweave eval --output wrote")
     parser.add_argument(
-        "--costs", type=Path, help="result to which bytes and passes of its recipes are added"
+        "--complete", type=Path, help="result to which costs, and scores without context, are added"
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--images", type=Path, help="folder for the figures of the methods page")
