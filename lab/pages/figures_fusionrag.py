@@ -80,6 +80,20 @@ def _deviation(results: Results) -> Seen | None:
     return Seen(held, f"{REFERENCE}, {found['context_tokens']:.0f} tokens, {found['samples']} prompts", text)
 
 
+def _deviation_left(results: Results) -> Seen | None:
+    found = results("deviation_left")
+    if found is None:
+        return None
+    left = {kind: number(layers[1]) for kind, layers in found["left"].items()}
+    last = number(found["left"]["isolated"][-1])
+    text = (
+        f"{shown(left['isolated'])} of the second layer's is left, of the last layer's {shown(last)}; in the second layer of chunks without"
+        f" the system prefix {shown(left['bare'])}"
+    )
+    where = f"{REFERENCE}, {found['context_tokens']:.0f} tokens, {found['samples']} prompts"
+    return Seen(above(left["isolated"], 0.5), where, text)
+
+
 def _shares(parts: list[Number]) -> str:
     return ", ".join(f"{part.value:.2f}" for part in parts)
 
@@ -244,7 +258,7 @@ def _stored_once(results: Results) -> Seen | None:
 
 ROWS = (
     Figure("figs. 2, 13", "At 15 % it recovers at least 80 % in 12 of 20 cases, more than CacheBlend and Cache-Craft.", _quality),
-    Figure("fig. 3a", "Recomputing the 15 % with the largest deviation leaves over half of the second layer's.", "the curve by token is not stored; [the layers](selection.md) are"),
+    Figure("fig. 3a", "Recomputing the 15 % with the largest deviation leaves over half of the second layer's.", _deviation_left),
     Figure("fig. 3b", "Second-layer deviation is at the beginnings of chunks, and larger in later chunks.", _deviation),
     Figure("fig. 7a", "In over 80 % of cases, one of a chunk's ten most similar chunks is retrieved with it.", _retrieved_together),
     Figure("fig. 7b", "Preparation after similar chunks lowers the second layer's deviation by 70 %.", _similar_deviation),
