@@ -88,6 +88,7 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
         **{name: about[name] for name in ("model", "dtype", "device", "split", "chunk_tokens")},
+        "critical_layers": about["critical_layers"],
         "digest": contents.run_config["model"],
         "evaluations": contents.commands,
         "minutes": round(contents.minutes, 1),

@@ -185,6 +185,7 @@ class NaturalBenchmark:
             "chunk_tokens": self._chunk_tokens,
             "examples": request.examples,
             "embedding": self.library.encoder.name,
+            "critical_layers": list(self._adapter.critical_layers),
             **self._configuration,
         }
 
