@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from markdown_parts import NOT_MEASURED, Result, folded, header
 from markdown_parts import row as table_row
 from methods_findings import on_own_preparation, own_verdicts, what_follows, what_follows_by_task
+from neutral_tables import NEVER, against_the_text, by_bytes, by_task, commands, estimate
 
 from kvweave.recipes.methods import name_parts
 from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.rows import OVERALL, length_text
-from kvweave_lab.eval.tasks.mixed import PERMUTED
 
 Methods = Mapping[str, Callable[[], Recipe]]
 
 HEADINGS = ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured")
 _SEE_HERE = "see the methods page"
-_NEVER = "–"
 
 
 def headings(make: Callable[[], Recipe]) -> dict[str, str]:
@@ -61,12 +60,12 @@ def methods_page(
             "The distance between a cut and the sentence that refers back is drawn, and so is the place of what it refers to; see",
             "[the tasks](evaluation.md#tasks). Each recipe on its own preparation:",
             "",
-            *_by_task(neutral),
-            *_by_bytes(neutral),
-            *_verdicts_of_own(neutral),
+            *by_task(neutral),
+            *by_bytes(neutral),
+            *(own_verdicts(neutral) if neutral else ()),
             "### Chunks against the order of the text",
             "",
-            *_permuted(permuted, neutral),
+            *against_the_text(permuted, neutral),
             "### Preparation × selector",
             "",
             *_matrices(neutral),
@@ -119,9 +118,6 @@ _NOT_HERE = (
 )
 
 
-_PERMUTED_FINDING = ("",)
-
-
 def tasks_page(quality: Result | None) -> str:
     """Return the page with the same scores task by task."""
     tasks = dict.fromkeys(row["task"] for row in quality["rows"]) if quality else []
@@ -147,7 +143,7 @@ def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
         f"On the shipped reference model, `{quality['split']}` split, chunks of up to {quality['chunk_tokens']} tokens, with 95 % intervals. "
         f"Tasks: {', '.join(f'`{task}`' for task in dict.fromkeys(row['task'] for row in quality['rows']) if task != OVERALL)}.",
         "",
-        *folded(_commands(quality), quality["date"]),
+        *folded(commands(quality), quality["date"]),
         "",
     ]
     rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"])]
@@ -171,158 +167,15 @@ def _by_ratio(rows: Sequence[Result], measure: str) -> list[str]:
     lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios))
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["ratio"] is not None):
         lines.append(
-            table_row(f"`{recipe}`", *(_estimate(cells.get((recipe, ratio)), measure) for ratio in ratios))
+            table_row(f"`{recipe}`", *(estimate(cells.get((recipe, ratio)), measure) for ratio in ratios))
         )
     covered = [row for row in rows if row.get("coverage") is not None]
     if covered:
         lines += ["", *header("recipe", "coverage", measure, "context tokens computed")]
         for row in covered:
-            cell = (f"{row['coverage']:g}", _estimate(row, measure), f"{row['rows']:.0f}")
+            cell = (f"{row['coverage']:g}", estimate(row, measure), f"{row['rows']:.0f}")
             lines.append(table_row(f"`{row['recipe']}`", *cell))
     return lines
-
-
-def _by_task(quality: Result | None) -> list[str]:
-    """Return a line per recipe, a column per task; tasks that reuse solves show that nothing breaks them."""
-    if quality is None:
-        return [NOT_MEASURED, ""]
-    rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"]) and row["ratio"] is not None]
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    costs = _costs_of(quality)
-    lines = []
-    for length in sorted({row["context_tokens"] for row in rows}):
-        cells = {
-            (row["recipe"], row["ratio"], row["task"]): row for row in rows if row["context_tokens"] == length
-        }
-        lines += [
-            f"{length_text(length)}, `{quality['split']}` split, {quality['rows'][0]['samples']} prompts of each task; score.",
-            "",
-            *header(
-                *("recipe", "ratio"),
-                *(f"`{task}`" if task != OVERALL else "mean" for task in tasks),
-                *(("bytes/token", "passes") if costs else ()),
-            ),
-        ]
-        if costs:
-            lines.append(_without_context(quality, tasks))
-        for recipe, ratio in dict.fromkeys((recipe, ratio) for recipe, ratio, _ in cells):
-            found = [cells.get((recipe, ratio, task)) for task in tasks]
-            scores = (_NEVER if one is None else f"{one['score']:.3f}" for one in found[:-1])
-            cost = _cost(costs.get(recipe)) if costs else ()
-            lines.append(
-                table_row(f"`{recipe}`", f"{ratio:.0%}", *scores, _estimate(found[-1], "score"), *cost)
-            )
-        lines.append("")
-    return [*lines, *folded(_commands(quality), quality["date"]), ""]
-
-
-def _without_context(quality: Result, tasks: Sequence[str]) -> str:
-    """Return the line of what the model answers without any chunk; the last column of scores is the mean."""
-    scores = quality["completed"]["without_context"]
-    mean = sum(scores.values()) / len(scores)
-    return table_row("no context", "–", *(f"{scores.get(task, mean):.3f}" for task in tasks), _NEVER, _NEVER)
-
-
-def _permuted(permuted: Result | None, neutral: Result | None) -> list[str]:
-    """Return scores where the chunk that refers back stands first, beside those of the same prompts in the text's order."""
-    if permuted is None or neutral is None:
-        return [NOT_MEASURED, ""]
-    tasks = list(dict.fromkeys(row["task"] for row in permuted["rows"] if row["task"] != OVERALL))
-    own = {(row["recipe"], row["ratio"], row["task"]): row for row in permuted["rows"]}
-    ordered = {(row["recipe"], row["ratio"], row["task"]): row for row in neutral["rows"]}
-    against = {(row["recipe"], row["ratio"]): row for row in permuted["against"]}
-    alone = permuted["completed"]["without_context"]
-    costs = _costs_of(permuted)
-    prompts, there = own["full", 1.0, OVERALL]["samples"], against["full", 1.0]
-    lines = [
-        f"The same {prompts} prompts of {len(tasks)} tasks with their chunks in a drawn order, in which the chunk that refers back stands before the one"
-        f" that it refers to, with whatever lies between. In {prompts - there['samples']} of them one of the two was not retrieved; the {there['samples']} others"
-        " have a column of their own. *In the order of the text* is the mean of the same prompts in the table above.",
-        "",
-        *header(
-            *("recipe", "ratio"),
-            *(f"`{task}`" for task in tasks),
-            *("mean", "in the order of the text", "both chunks there", "bytes/token", "passes"),
-        ),
-        table_row(
-            *("no context", "–"),
-            *(f"{alone[task]:.3f}" for task in tasks),
-            f"{sum(alone.values()) / len(alone):.3f}",
-            *(_NEVER,) * 4,
-        ),
-    ]
-    for recipe, ratio in against:
-        scores = (own[recipe, ratio, task] for task in tasks)
-        before = [ordered.get((recipe, ratio, PERMUTED[task])) for task in tasks]
-        known = [row["score"] for row in before if row is not None]
-        lines.append(
-            table_row(
-                *(f"`{recipe}`", f"{ratio:.0%}"),
-                *(f"{row['score']:.3f}" for row in scores),
-                _estimate(own[recipe, ratio, OVERALL], "score"),
-                f"{sum(known) / len(known):.3f}" if len(known) == len(tasks) else _NEVER,
-                _estimate(against[recipe, ratio], "score"),
-                *_cost(costs.get(recipe)),
-            )
-        )
-    return [*lines, "", *_PERMUTED_FINDING, *folded(_commands(permuted), permuted["date"]), ""]
-
-
-def _costs_of(quality: Result) -> dict[str, Result]:
-    return {one["recipe"]: one for one in quality.get("costs", ())}
-
-
-def _cost(one: Result | None) -> tuple[str, str]:
-    return (_NEVER, _NEVER) if one is None else (f"{one['bytes_per_token']:,.0f}", f"{one['passes']:.2f}")
-
-
-def _by_bytes(quality: Result | None) -> list[str]:
-    """Return every recipe on every preparation by what it stores and runs ahead, and what our own gains over it."""
-    costs = _costs_of(quality) if quality else {}
-    if quality is None or not costs:
-        return [NOT_MEASURED, ""]
-    lines = []
-    for length in sorted({one["context_tokens"] for one in quality["beside_own"]}):
-        rows = [row for row in quality["rows"] if (row["task"], row["context_tokens"]) == (OVERALL, length)]
-        gains = {
-            (one["recipe"], one["ratio"]): one
-            for one in quality["beside_own"]
-            if one["context_tokens"] == length
-        }
-        prepared = [row for row in rows if row["recipe"] in costs and row["ratio"] is not None]
-        lines += [
-            f"{length_text(length)}, every recipe on every preparation, those that store least first: the mean over tasks, and the score of"
-            " `weave` minus it at the same ratio, prompt by prompt. `isolated` and `similar` chunks do not know the chunk before them.",
-            "",
-            *header("recipe", "ratio", "bytes/token", "passes", "mean", "`weave` minus it"),
-        ]
-        for row in sorted(prepared, key=lambda row: _spent(costs[row["recipe"]])):
-            gain = _estimate(gains.get((row["recipe"], row["ratio"])), "gain", "+.3f")
-            cells = (f"{row['ratio']:.0%}", *_cost(costs[row["recipe"]]), _estimate(row, "score"), gain)
-            lines.append(table_row(f"`{row['recipe']}`", *cells))
-        lines.append("")
-    about = quality["completed"]
-    return [
-        *lines,
-        "Bytes of KV and features, and tokens through the model, per token of a chunk, counted while a recipe prepares the "
-        f"{about['chunks']} chunks of the first prompts of these tasks in an empty store; a second model is not counted. Most of these chunks "
-        "begin a document, so `following` costs little here.",
-        "",
-    ]
-
-
-def _spent(cost: Result) -> tuple[int, float]:
-    """Return what sorts recipes: stored bytes, then passes."""
-    return round(cost["bytes_per_token"] / 100), cost["passes"]
-
-
-def _verdicts_of_own(quality: Result | None) -> list[str]:
-    return own_verdicts(quality) if quality else []
-
-
-def _commands(quality: Result) -> list[str]:
-    after = [quality["completed"]["command"]] if "completed" in quality else []
-    return [*quality["evaluations"], quality["command"], *after]
 
 
 def _image_lines(images: Iterable[str]) -> list[str]:
@@ -357,10 +210,10 @@ def _matrices(quality: Result | None) -> list[str]:
 
 def _cell(cell: Result | None) -> str:
     if cell is None:
-        return _NEVER
-    parts = [_estimate(cell, "score"), f"n {_estimate(cell, 'normalised')}"]
+        return NEVER
+    parts = [estimate(cell, "score"), f"n {estimate(cell, 'normalised')}"]
     if cell["gain"] is not None:
-        parts.append(_estimate(cell, "gain", "+.3f"))
+        parts.append(estimate(cell, "gain", "+.3f"))
     return "<br>".join(parts)
 
 
@@ -463,12 +316,5 @@ def _normalised_scores(name: str, quality: Result | None) -> list[str]:
 
 
 def _at(row: Result) -> str:
-    value = _NEVER if row["normalised"] is None else f"{row['normalised']:.2f}"
+    value = NEVER if row["normalised"] is None else f"{row['normalised']:.2f}"
     return f"{value} at {row['ratio']:.0%}"
-
-
-def _estimate(row: Result | None, measure: str, form: str = ".3f") -> str:
-    if row is None or row[measure] is None:
-        return _NEVER
-    low, high = row[f"{measure}_interval"]
-    return f"{row[measure]:{form}} ({low:{form}}–{high:{form}})"
