@@ -10,7 +10,8 @@ import xxhash
 
 from kvweave_lab.eval.documents import Apart, Draft
 from kvweave_lab.eval.layout import GeneratedChunk, lay_out
-from kvweave_lab.eval.tasks import EVERY_TASK, METRIC_OF, PERMUTED
+from kvweave_lab.eval.tasks import EVERY_TASK, METRIC_OF
+from kvweave_lab.eval.tasks.mixed import PERMUTED
 from kvweave_lab.eval.world import Haystack, World
 
 OTHER_DOCUMENTS = 16
