@@ -140,16 +140,25 @@ def against_the_text(permuted: Result | None, neutral: Result | None) -> list[st
 
 
 def _against_full(against: Mapping[tuple[str, float], Result]) -> list[str]:
-    """Return which recipes answer more prompts against the order of the text than full attention, and which fewer."""
-    full = against["full", 1.0]
-    more = [one for one in against.values() if one["lost_interval"][1] < 0]
-    fewer = [one for one in against.values() if one["lost_interval"][0] > 0]
-    names = ", ".join(f"`{one['recipe']}` {one['score']:.3f}" for one in more)
-    return [
-        f"Where both chunks are there, full attention scores {estimate(full, 'score')}, plain reuse {estimate(against['reuse', 0.0], 'score')}."
-        f" Of {len(against) - 1} recipes {len(more)} score higher than full attention, prompt by prompt{f' ({names})' if names else ''}, {len(fewer)} lower,"
-        f" and {len(against) - 1 - len(more) - len(fewer)} are open.",
+    """Return which recipes answer more prompts against the order of the text than full attention, and what follows."""
+    full, others = against["full", 1.0], [one for (name, _), one in against.items() if name != "full"]
+    more = [f"`{one['recipe']}`" for one in others if one["lost_interval"][1] < 0]
+    fewer = [f"`{one['recipe']}`" for one in others if one["lost_interval"][0] > 0]
+    by_name = {one["recipe"]: estimate(one, "score") for one in others}
+    lines = [
+        f"Where both chunks are there, full attention scores {estimate(full, 'score')}. Of {len(others)} recipes {len(more)} score higher, prompt by"
+        f" prompt ({', '.join(more) or 'none'}), {len(fewer)} lower ({', '.join(fewer) or 'none'}), {len(others) - len(more) - len(fewer)} are open."
     ]
+    if "following+reuse" in by_name:
+        lines += [
+            "",
+            "**Full attention no longer answers there, so what a recipe loses against it says nothing.** The right answer is the document's, and"
+            " the order of the prompt hides it. A chunk that was prepared behind the one before it in its document has read what it refers to:"
+            f" with nothing recomputed, `following` chunks reach {by_name['following+reuse']} and `woven` chunks {by_name['woven+reuse']}. Tokens that"
+            f" are recomputed read the prompt instead, and lose that: {by_name['following+cacheblend']} with `cacheblend` behind the same"
+            f" `following` chunks, {by_name['weave']} with `weave`. Where a caller's order is not the text's, recomputing harms this model.",
+        ]
+    return lines
 
 
 def _costs_of(quality: Result) -> dict[str, Result]:

@@ -541,6 +541,44 @@ class TestFiguresOfTheEvaluation:
         assert "other.png" not in page
         assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
 
+    def test_scores_against_the_order_of_the_text_stand_beside_those_in_it(self, build):
+        def row(task, recipe, score, lost=(0.0, 0.0)):
+            ratio = 1.0 if recipe == "full" else 0.0
+            own = {"task": task, "recipe": recipe, "ratio": ratio, "context_tokens": 512, "samples": 40}
+            return own | {"score": score, "score_interval": [0.1, 0.9], "lost_interval": list(lost)}
+
+        both = ("coref", "vartrack")
+        recipes = {"full": (0.3, (0, 0)), "reuse": (0.5, (-0.3, -0.1)), "naive": (0.2, (0.05, 0.2))}
+        neutral = {"rows": [row(f"{task}-mixed", "full", 0.75) for task in both]}
+        neutral["rows"] += [row("coref-mixed", "reuse", 0.5)]
+        permuted = {
+            "rows": [
+                row(task, name, score)
+                for name, (score, _) in recipes.items()
+                for task in ("coref-permuted", "vartrack-permuted", "overall")
+            ],
+            "against": [row("overall", name, *found) | {"samples": 31} for name, found in recipes.items()],
+            "costs": [{"recipe": "reuse", "passes": 1.0, "bytes_per_token": 8192.0}],
+            "completed": {"command": "c", "without_context": {f"{task}-permuted": 0.1 for task in both}},
+            "evaluations": ["e"],
+            "command": "q",
+            "date": "d",
+        }
+        text = "\n".join(sys.modules["neutral_tables"].against_the_text(permuted, neutral))
+        assert "In 9 of them one of the two was not retrieved; the 31 others" in text
+        assert (
+            "| `full` | 100% | 0.300 | 0.300 | 0.300 (0.100–0.900) | 0.750 | 0.300 (0.100–0.900) | – | – |"
+            in text
+        )
+        assert (
+            "| 0.500 (0.100–0.900) | – | 0.500 (0.100–0.900) | 8,192 | 1.00 |" in text
+        )  # one task has no score
+        assert "| no context | – | 0.100 | 0.100 | 0.100 |" in text
+        assert (
+            "Of 2 recipes 1 score higher, prompt by prompt (`reuse`), 1 lower (`naive`), 0 are open." in text
+        )
+        assert sys.modules["neutral_tables"].against_the_text(None, neutral)[0] == "Not measured yet."
+
     def test_figures_on_the_methods_page_are_there(self):
         page = (ROOT / "lab" / "docs" / "methods.md").read_text()
         for name in re.findall(r"\]\(images/(.+?)\)", page):
