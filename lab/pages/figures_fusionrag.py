@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from figure_rows import (
+    NOT_MEASURED,
     REFERENCE,
     Figure,
     Number,
@@ -271,7 +272,7 @@ ROWS = (
     Figure("fig. 16", "Similar chunks lift every selector, CacheBlend by 21–49 %.", _every_selector),
     Figure("fig. 17", "Ten neighbours are best.", _neighbours),
     Figure("fig. 18", "Selection alone restores 72 %, with similar chunks 99 %.", _parts),
-    Figure("fig. 19", "Fastest from host memory and from an SSD at every length.", "`fusionrag`'s time was not measured by length; [other recipes](ttft.md#by-length-from-memory-and-from-the-disk) were"),
+    Figure("fig. 19", "Fastest from host memory and from an SSD at every length.", "`fusionrag`'s time was not measured by length; [other recipes](ttft.md#by-length-from-memory-and-from-the-disk) were", NOT_MEASURED),
     Figure("table 2", "The most faithful answers at 15 %.", _faithful),
     Figure("§5.3.3", "Alternative paths save 71 % of the storage and 82 % of the recomputations.", _stored_once),
 )  # fmt: skip

@@ -37,6 +37,7 @@ def test_every_paper_has_rows_and_every_row_says_something(papers):
         assert re.match(r"(figs?\.|tables?|§)", figure.name), paper
         assert figure.says.endswith("."), figure
         assert isinstance(figure.seen, str) is not callable(figure.seen)
+        assert figure.unmeasured in ("not measurable here", "not measured")
     said = [(paper, figure.name, figure.says) for paper, figure in figures(papers)]
     assert len(set(said)) == len(said)
 
