@@ -4,6 +4,10 @@
 
 `--work` is the folder for complete reports and their figures. The page quotes means over four tasks with 50 prompts each;
 its statements about single tasks are of 50 prompts. Two settings run at a time, each on one core.
+
+What the worst 15 % of the tokens leave of a layer's deviation (FusionRAG fig. 3a) is a file of its own, with one run:
+
+    .venv/bin/python lab/experiments/selection.py --left --work selection --output lab/results/deviation_left.json
 """
 
 import argparse
@@ -30,6 +34,9 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "long": ("--context-tokens", "1024"),
 }
 """Options that differ from the defaults, 512 tokens in chunks of up to 96; the first setting is quoted in full."""
+
+LEFT: Mapping[str, tuple[str, ...]] = {"left": ("--ratio", "0.15")}
+"""The setting of FusionRAG fig. 3a."""
 
 FIGURES = ("decoding-by-ratio", "decoding-by-layer", "loss-by-factor", "kv-deviation", "places")
 
@@ -83,6 +90,14 @@ def setting_summary(report: Report) -> Report:
     }
 
 
+def deviation_left(report: Report) -> Report:
+    """Return by preparation and layer what is left of the deviation once its worst tokens are recomputed."""
+    return {
+        **{name: report[name] for name in ("model", "ratio", "context_tokens", "samples", "tasks")},
+        "left": {kind["name"]: kind["deviation"]["left"] for kind in report["preparations"]},
+    }
+
+
 def nearest_ratio(report: Report) -> int:
     """Return the index of the curves' ratio nearest to the one of the selections."""
     return min(range(len(report["ratios"])), key=lambda index: abs(report["ratios"][index] - report["ratio"]))
@@ -90,7 +105,7 @@ def nearest_ratio(report: Report) -> int:
 
 def command(name: str, work: Path) -> list[str]:
     """Return the arguments of `kvweave` for a setting."""
-    return [*ARGUMENTS, *SETTINGS[name], "--output", str(work / name)]
+    return [*ARGUMENTS, *{**SETTINGS, **LEFT}[name], "--output", str(work / name)]
 
 
 def run_setting(name: str, work: Path) -> Report:
@@ -112,23 +127,30 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for complete reports")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--images", type=Path, help="folder for the figures of the page")
+    parser.add_argument(
+        "--left", action="store_true", help="measure what the worst 15 %% of the tokens leave"
+    )
     args = parser.parse_args()
+    settings = LEFT if args.left else SETTINGS
     # The longest setting starts first.
     with ThreadPoolExecutor(2) as pool:
-        running = {name: pool.submit(run_setting, name, args.work) for name in reversed(SETTINGS)}
+        running = {name: pool.submit(run_setting, name, args.work) for name in reversed(settings)}
         try:
-            reports = {name: running[name].result() for name in SETTINGS}
+            reports = {name: running[name].result() for name in settings}
         except subprocess.CalledProcessError as error:
             pool.shutdown(cancel_futures=True)
             sys.exit(error.returncode)
-    first, *others = SETTINGS
+    first, *others = settings
     named = Path(args.work.name)
-    result = environment(f"lab/experiments/selection.py --work {named}") | {
-        "evaluations": [" ".join(["kvweave", *command(name, named)]) for name in SETTINGS],
+    result = environment(f"lab/experiments/selection.py {'--left ' * args.left}--work {named}") | {
+        "evaluations": [" ".join(["kvweave", *command(name, named)]) for name in settings],
         "digest": load_model().fingerprint.digest,
-        **quoted(reports[first]),
-        "others": [setting_summary(reports[name]) for name in others],
     }
+    if args.left:
+        result |= deviation_left(reports[first])
+    else:
+        result |= quoted(reports[first])
+        result["others"] = [setting_summary(reports[name]) for name in others]
     text = json.dumps(rounded(result), indent=1) + "\n"
     print(text, end="")
     if args.output:

@@ -167,6 +167,7 @@ def main() -> None:
         docs / "methods.md": methods_page(
             METHODS,
             results("neutral.json"),
+            results("permuted.json"),
             measured,
             results("selection_cost.json"),
             images,

@@ -110,7 +110,7 @@ def _figures(results: Results) -> list[str]:
         "Every figure and table of the five papers that is more than a drawing, on the paper's own task where it was measured. Where a"
         " figure makes several points, they are counted. *Not seen*"
         " also stands where a gain is there and smaller than the paper's. Verdicts of two scores without a paired interval compare"
-        " their intervals, and are the more careful for it. Times have no intervals.",
+        " their intervals, and are the more careful for it. Times have no intervals. *Not measured* could be measured here and was not.",
         "",
     ]
     for paper, figures in PAPERS.items():
@@ -126,7 +126,7 @@ def _figures(results: Results) -> list[str]:
 
 def _cells(figure: Figure, results: Results) -> tuple[str, ...]:
     if isinstance(figure.seen, str):
-        return figure.name, figure.says, "not measurable here", "–", figure.seen
+        return figure.name, figure.says, figure.unmeasured, "–", figure.seen
     seen = figure.seen(results)
     if seen is None:
         return figure.name, figure.says, "not measured yet", "–", "–"

@@ -24,11 +24,19 @@ Measure = Callable[[Results], Seen | None]
 
 
 class Figure(NamedTuple):
-    """A figure or table of a paper: its name, what it says, and a measure or why there is none here."""
+    """A figure or table of a paper: its name, what it says, and a measure or why there is none here.
+
+    `unmeasured` is the verdict without a measure: whether it cannot be measured here, or was not.
+    """
 
     name: str
     says: str
     seen: Measure | str
+    unmeasured: str = "not measurable here"
+
+
+NOT_MEASURED = "not measured"
+"""The verdict on what could be measured here."""
 
 
 class Number(NamedTuple):

@@ -3,7 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from figure_rows import LONGER, Figure, Number, Results, Seen, above, number, reaches, shown, together
+from figure_rows import (
+    LONGER,
+    NOT_MEASURED,
+    Figure,
+    Number,
+    Results,
+    Seen,
+    above,
+    number,
+    reaches,
+    shown,
+    together,
+)
 
 
 def _where(found: Mapping[str, Any], tokens: int) -> str:
@@ -164,7 +176,7 @@ ROWS = (
     Figure("fig. 4", "Keys drift while decoding; only DynaKV's clusters follow them.", _shift),
     Figure("fig. 3b", "Flash reads small pieces at a fraction of its bandwidth.", "the flash of telephones is not at hand"),
     Figure("table 1", "KV outgrows 8-bit weights within a few ten thousand tokens.", "arithmetic on two models' shapes; nothing to measure"),
-    Figure("fig. 7", "Some clusters are retrieved together often.", "co-retrieval counts are used for the layout and are not stored"),
+    Figure("fig. 7", "Some clusters are retrieved together often.", "co-retrieval counts are used for the layout and are not stored", NOT_MEASURED),
     Figure("table 2", "Clusters that were just changed are retrieved again soon: 30–59 % at the next token.", _returns),
     Figure("fig. 10a", "More accurate than PQCache and ClusterKV, close to no clusters.", _accuracy),
     Figure("fig. 10b", "2.00, 1.47 and 1.31 times as fast as no clusters, PQCache and ClusterKV.", _latency),
@@ -176,7 +188,7 @@ ROWS = (
     Figure("fig. 14a", "Virtual cache space takes up to 2.2 times less memory.", "memory is a limit here that all strategies keep, not a result"),
     Figure("fig. 14b", "The cache hits more than LRU and is up to 1.12 times as fast.", _policy),
     Figure("table 6", "Time per token grows no faster than the length, up to 16K.", _lengths),
-    Figure("fig. 15", "Faster than the others at every share retrieved.", "one share, 15 %, was measured"),
+    Figure("fig. 15", "Faster than the others at every share retrieved.", "one share, 15 %, was measured", NOT_MEASURED),
     Figure("figs. 16–18", "The same at other precisions, on other telephones, with less energy.", _PHONES),
 )  # fmt: skip
 """Figures 1, 2, 3a, 5, 6, 8 and 9 and tables 3 and 4 are drawings and settings."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from figure_rows import (
+    NOT_MEASURED,
     REFERENCE,
     Figure,
     Number,
@@ -78,6 +79,20 @@ def _deviation(results: Results) -> Seen | None:
     held = together([above(head, 0.5), above(later[-1], later[0])])
     text = f"{head.value:.0%} of it in the first tenth of a chunk; by chunk {_shares(later)}"
     return Seen(held, f"{REFERENCE}, {found['context_tokens']:.0f} tokens, {found['samples']} prompts", text)
+
+
+def _deviation_left(results: Results) -> Seen | None:
+    found = results("deviation_left")
+    if found is None:
+        return None
+    left = {kind: number(layers[1]) for kind, layers in found["left"].items()}
+    last = number(found["left"]["isolated"][-1])
+    text = (
+        f"{shown(left['isolated'])} of the second layer's is left, of the last layer's {shown(last)}; in the second layer of chunks without"
+        f" the system prefix {shown(left['bare'])}"
+    )
+    where = f"{REFERENCE}, {found['context_tokens']:.0f} tokens, {found['samples']} prompts"
+    return Seen(above(left["isolated"], 0.5), where, text)
 
 
 def _shares(parts: list[Number]) -> str:
@@ -244,7 +259,7 @@ def _stored_once(results: Results) -> Seen | None:
 
 ROWS = (
     Figure("figs. 2, 13", "At 15 % it recovers at least 80 % in 12 of 20 cases, more than CacheBlend and Cache-Craft.", _quality),
-    Figure("fig. 3a", "Recomputing the 15 % with the largest deviation leaves over half of the second layer's.", "the curve by token is not stored; [the layers](selection.md) are"),
+    Figure("fig. 3a", "Recomputing the 15 % with the largest deviation leaves over half of the second layer's.", _deviation_left),
     Figure("fig. 3b", "Second-layer deviation is at the beginnings of chunks, and larger in later chunks.", _deviation),
     Figure("fig. 7a", "In over 80 % of cases, one of a chunk's ten most similar chunks is retrieved with it.", _retrieved_together),
     Figure("fig. 7b", "Preparation after similar chunks lowers the second layer's deviation by 70 %.", _similar_deviation),
@@ -257,7 +272,7 @@ ROWS = (
     Figure("fig. 16", "Similar chunks lift every selector, CacheBlend by 21–49 %.", _every_selector),
     Figure("fig. 17", "Ten neighbours are best.", _neighbours),
     Figure("fig. 18", "Selection alone restores 72 %, with similar chunks 99 %.", _parts),
-    Figure("fig. 19", "Fastest from host memory and from an SSD at every length.", "`fusionrag`'s time was not measured by length; [other recipes](ttft.md#by-length-from-memory-and-from-the-disk) were"),
+    Figure("fig. 19", "Fastest from host memory and from an SSD at every length.", "`fusionrag`'s time was not measured by length; [other recipes](ttft.md#by-length-from-memory-and-from-the-disk) were", NOT_MEASURED),
     Figure("table 2", "The most faithful answers at 15 %.", _faithful),
     Figure("§5.3.3", "Alternative paths save 71 % of the storage and 82 % of the recomputations.", _stored_once),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from markdown_parts import Result
 
+from kvweave_lab.eval.natural.rows import SAME_BYTES
 from kvweave_lab.eval.rows import OVERALL, length_text
 
 _NEAR = 0.01
@@ -116,21 +117,41 @@ def _level_with_own(quality: Result | None) -> list[str]:
 
 
 def own_verdicts(quality: Result) -> list[str]:
-    """Return, ratio by ratio, how many others our own beats, which beat it, and which are level."""
+    """Return, ratio by ratio, how many others our own beats, which beat it, and which are level.
+
+    Of all others, and of those that prepare chunks as it does or store as many bytes.
+    """
     lines = []
     cells = [one for one in quality["beside_own"] if one["ratio"] is not None]
+    stored = {one["recipe"]: one["bytes_per_token"] for one in quality.get("costs", ())}
+    own = stored.get("weave")
     for length, ratio in sorted({(one["context_tokens"], one["ratio"]) for one in cells}):
         here = [one for one in cells if (one["context_tokens"], one["ratio"]) == (length, ratio)]
-        better = [one for one in here if one["gain_interval"][0] > 0]
-        worse = [one for one in here if one["gain_interval"][1] < 0]
-        level = _names(one for one in here if one not in better and one not in worse)
-        text = f"{length_text(length)}, {ratio:.0%}: `weave` scores higher than {len(better)} of {len(here)} others"
-        if worse:
-            text += f", lower than {', '.join(_names(worse))}"
-        if level:
-            text += f"; the interval holds 0 for {', '.join(level)}"
-        lines.append(f"- {text}.")
+        where = f"{length_text(length)}, {ratio:.0%}"
+        lines.append(_verdict(where, here))
+        if own:
+            same = [one for one in here if one["recipe"].startswith("woven+")]
+            lines.append(_verdict(f"{where}, at equal preparation", same))
+            same = [one for one in here if _equal(stored.get(one["recipe"]), own)]
+            lines.append(_verdict(f"{where}, at equal stored bytes", same))
     return [*lines, ""] if lines else []
+
+
+def _equal(one: float | None, other: float) -> bool:
+    """Return whether two recipes store equally many bytes, as on natural text."""
+    return one is not None and max(one, other) <= SAME_BYTES * min(one, other)
+
+
+def _verdict(where: str, cells: Sequence[Result]) -> str:
+    better = [one for one in cells if one["gain_interval"][0] > 0]
+    worse = [one for one in cells if one["gain_interval"][1] < 0]
+    level = _names(one for one in cells if one not in better and one not in worse)
+    text = f"{where}: `weave` scores higher than {len(better)} of {len(cells)} others"
+    if worse:
+        text += f", lower than {', '.join(_names(worse))}"
+    if level:
+        text += f"; the interval holds 0 for {', '.join(level)}"
+    return f"- {text}."
 
 
 def _matrix_tasks(quality: Result | None) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from markdown_parts import NOT_MEASURED, Result, folded, header
 from markdown_parts import row as table_row
 from methods_findings import on_own_preparation, own_verdicts, what_follows, what_follows_by_task
+from neutral_tables import NEVER, against_the_text, by_bytes, by_task, commands, estimate
 
 from kvweave.recipes.methods import name_parts
 from kvweave.recipes.recipe import Recipe
@@ -19,7 +20,6 @@ Methods = Mapping[str, Callable[[], Recipe]]
 
 HEADINGS = ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured")
 _SEE_HERE = "see the methods page"
-_NEVER = "–"
 
 
 def headings(make: Callable[[], Recipe]) -> dict[str, str]:
@@ -34,13 +34,14 @@ def headings(make: Callable[[], Recipe]) -> dict[str, str]:
 def methods_page(
     methods: Methods,
     neutral: Result | None,
+    permuted: Result | None,
     fixed: Result | None,
     cost: Result | None,
     images: Iterable[str],
 ) -> str:
     """Return the page.
 
-    `neutral` has the tasks that favour no placement, `fixed` three tasks by ratio that favour the beginnings of chunks.
+    `neutral` has the tasks that favour no placement, `permuted` the same with chunks against the order of the text, `fixed` three tasks by ratio that favour the beginnings of chunks.
     `images` are the names of files in lab/docs/images.
     """
     shares = {row["recipe"]: row for row in cost["rows"]} if cost else {}
@@ -57,12 +58,14 @@ def methods_page(
             "## Neutral tasks",
             "",
             "The distance between a cut and the sentence that refers back is drawn, and so is the place of what it refers to; see",
-            "[the tasks](evaluation.md#tasks). Bytes and passes were not counted on these tasks. They depend on the preparation: `isolated` stores",
-            "one copy, `following`, `similar` and `woven` two, in about two passes, `observed` several; some selectors add a pass or a feature.",
-            "Both were counted on [natural text](natural.md#what-was-measured). Each recipe on its own preparation:",
+            "[the tasks](evaluation.md#tasks). Each recipe on its own preparation:",
             "",
-            *_by_task(neutral),
-            *_own_gains(neutral),
+            *by_task(neutral),
+            *by_bytes(neutral),
+            *(own_verdicts(neutral) if neutral else ()),
+            "### Chunks against the order of the text",
+            "",
+            *against_the_text(permuted, neutral),
             "### Preparation × selector",
             "",
             *_matrices(neutral),
@@ -140,7 +143,7 @@ def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
         f"On the shipped reference model, `{quality['split']}` split, chunks of up to {quality['chunk_tokens']} tokens, with 95 % intervals. "
         f"Tasks: {', '.join(f'`{task}`' for task in dict.fromkeys(row['task'] for row in quality['rows']) if task != OVERALL)}.",
         "",
-        *folded(_commands(quality), quality["date"]),
+        *folded(commands(quality), quality["date"]),
         "",
     ]
     rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"])]
@@ -164,68 +167,15 @@ def _by_ratio(rows: Sequence[Result], measure: str) -> list[str]:
     lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios))
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["ratio"] is not None):
         lines.append(
-            table_row(f"`{recipe}`", *(_estimate(cells.get((recipe, ratio)), measure) for ratio in ratios))
+            table_row(f"`{recipe}`", *(estimate(cells.get((recipe, ratio)), measure) for ratio in ratios))
         )
     covered = [row for row in rows if row.get("coverage") is not None]
     if covered:
         lines += ["", *header("recipe", "coverage", measure, "context tokens computed")]
         for row in covered:
-            cell = (f"{row['coverage']:g}", _estimate(row, measure), f"{row['rows']:.0f}")
+            cell = (f"{row['coverage']:g}", estimate(row, measure), f"{row['rows']:.0f}")
             lines.append(table_row(f"`{row['recipe']}`", *cell))
     return lines
-
-
-def _by_task(quality: Result | None) -> list[str]:
-    """Return a line per recipe, a column per task; tasks that reuse solves show that nothing breaks them."""
-    if quality is None:
-        return [NOT_MEASURED, ""]
-    rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"]) and row["ratio"] is not None]
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    lines = []
-    for length in sorted({row["context_tokens"] for row in rows}):
-        cells = {
-            (row["recipe"], row["ratio"], row["task"]): row for row in rows if row["context_tokens"] == length
-        }
-        lines += [
-            f"{length_text(length)}, `{quality['split']}` split, {quality['rows'][0]['samples']} prompts of each task; score.",
-            "",
-            *header("recipe", "ratio", *(f"`{task}`" if task != OVERALL else "mean" for task in tasks)),
-        ]
-        for recipe, ratio in dict.fromkeys((recipe, ratio) for recipe, ratio, _ in cells):
-            found = [cells.get((recipe, ratio, task)) for task in tasks]
-            scores = (_NEVER if one is None else f"{one['score']:.3f}" for one in found[:-1])
-            lines.append(table_row(f"`{recipe}`", f"{ratio:.0%}", *scores, _estimate(found[-1], "score")))
-        lines.append("")
-    return [*lines, *folded(_commands(quality), quality["date"]), ""]
-
-
-def _own_gains(quality: Result | None) -> list[str]:
-    """Return what our own recipe gains over every other, by ratio."""
-    if quality is None or not quality["beside_own"]:
-        return [NOT_MEASURED, ""]
-    lines = []
-    for length in sorted({one["context_tokens"] for one in quality["beside_own"]}):
-        here = [
-            one
-            for one in quality["beside_own"]
-            if one["context_tokens"] == length and one["ratio"] is not None
-        ]
-        ratios = sorted({one["ratio"] for one in here})
-        cells = {(one["recipe"], one["ratio"]): one for one in here}
-        lines += [
-            f"{length_text(length)}: the score of `weave` minus the other's at the same ratio, mean over tasks, prompt by prompt.",
-            "",
-            *header("recipe", *(f"{ratio:.0%}" for ratio in ratios)),
-        ]
-        for recipe in dict.fromkeys(one["recipe"] for one in here if on_own_preparation(one["recipe"])):
-            found = (cells.get((recipe, ratio)) for ratio in ratios)
-            lines.append(table_row(f"`{recipe}`", *(_estimate(one, "gain", "+.3f") for one in found)))
-        lines.append("")
-    return [*lines, *own_verdicts(quality)]
-
-
-def _commands(quality: Result) -> list[str]:
-    return [*quality["evaluations"], quality["command"]]
 
 
 def _image_lines(images: Iterable[str]) -> list[str]:
@@ -260,10 +210,10 @@ def _matrices(quality: Result | None) -> list[str]:
 
 def _cell(cell: Result | None) -> str:
     if cell is None:
-        return _NEVER
-    parts = [_estimate(cell, "score"), f"n {_estimate(cell, 'normalised')}"]
+        return NEVER
+    parts = [estimate(cell, "score"), f"n {estimate(cell, 'normalised')}"]
     if cell["gain"] is not None:
-        parts.append(_estimate(cell, "gain", "+.3f"))
+        parts.append(estimate(cell, "gain", "+.3f"))
     return "<br>".join(parts)
 
 
@@ -366,12 +316,5 @@ def _normalised_scores(name: str, quality: Result | None) -> list[str]:
 
 
 def _at(row: Result) -> str:
-    value = _NEVER if row["normalised"] is None else f"{row['normalised']:.2f}"
+    value = NEVER if row["normalised"] is None else f"{row['normalised']:.2f}"
     return f"{value} at {row['ratio']:.0%}"
-
-
-def _estimate(row: Result | None, measure: str, form: str = ".3f") -> str:
-    if row is None or row[measure] is None:
-        return _NEVER
-    low, high = row[f"{measure}_interval"]
-    return f"{row[measure]:{form}} ({low:{form}}–{high:{form}})"

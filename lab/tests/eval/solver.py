@@ -5,6 +5,7 @@ Knows the phrases and nothing of how a task writes its document; that is what ma
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from pools import pattern
@@ -12,6 +13,8 @@ from pools import pattern
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.tasks import chains, coref, needles, order, word_counts
 from kvweave_lab.eval.world import Phrases
+
+Solver = Callable[[Sample, str], tuple[str, ...]]
 
 
 class FoundSentence(NamedTuple):
@@ -81,7 +84,9 @@ def content(sample: Sample, split: str) -> tuple[str, ...]:
     later = len(sample.chunks)
     while copies := [s for s in found if s.kind == "copies" and s.filled["k"] == name]:
         (copy,) = copies
-        assert copy.chunk < later, "a link is no later than the one before"
+        assert copy.chunk < later or sample.placement.endswith("permuted"), (
+            "a link is no later than the one before"
+        )
         name, later = copy.filled["j"], copy.chunk
     (at,) = (number for number, s in enumerate(found) if s.kind == "named" and s.filled["k"] == name)
     assert found[at + 1].kind == "holds"
@@ -174,6 +179,16 @@ def _check_related(sample: Sample, first: FoundSentence, then: FoundSentence) ->
     assert (after, sample.chunks[then.chunk][: then.start]) == ("", ""), "something stands at the cut"
 
 
+def _in_text_order(solve: Solver) -> Solver:
+    """…-permuted: read the chunks that are there in the order of their documents."""
+
+    def solved(sample: Sample, split: str) -> tuple[str, ...]:
+        texts = (text for document in sample.documents for text in document)
+        return solve(replace(sample, chunks=tuple(text for text in texts if text in sample.chunks)), split)
+
+    return solved
+
+
 def _top(counts: Counter[str], sample: Sample, *, in_order: bool) -> tuple[str, ...]:
     top = counts.most_common(4)
     assert top[2][1] > top[3][1], "the third is not more common than the fourth"
@@ -185,7 +200,7 @@ def _place(word: str, answers: tuple[str, ...]) -> int:
     return answers.index(word) if word in answers else len(answers)
 
 
-SOLVERS: Mapping[str, Callable[[Sample, str], tuple[str, ...]]] = {
+SOLVERS: Mapping[str, Solver] = {
     "single": needle,
     "multikey": needle,
     "multivalue": belongings,
@@ -200,4 +215,7 @@ SOLVERS: Mapping[str, Callable[[Sample, str], tuple[str, ...]]] = {
     "coref-mixed": antecedent,
     "vartrack-mixed": content,
     "contradiction-mixed": latest,
+    "coref-permuted": _in_text_order(antecedent),
+    "vartrack-permuted": _in_text_order(content),
+    "contradiction-permuted": _in_text_order(latest),
 }

@@ -12,9 +12,9 @@ from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.documents import Apart, Together
 from kvweave_lab.eval.layout import lay_out, names_people
 from kvweave_lab.eval.samples import SampleSpec, generate
-from kvweave_lab.eval.tasks import EVERY_TASK, METRIC_OF, TASK_SETS, TASKS, task_set
+from kvweave_lab.eval.tasks import EVERY_TASK, METRIC_OF, PERMUTED, TASK_SETS, TASKS, task_set
 from kvweave_lab.eval.tasks.mixed import DISTANCES
-from kvweave_lab.eval.world import DEV, Haystack
+from kvweave_lab.eval.world import DEV, Haystack, World
 
 HAY = tuple(f"Rain number {number} fell on the old hill." for number in range(60))  # 8 words each
 MIXED = ("coref-mixed", "vartrack-mixed", "contradiction-mixed")
@@ -124,11 +124,45 @@ class TestSamples:
             assert all(answer in " ".join(sample.chunks) for answer in sample.answers)
 
 
+@pytest.mark.parametrize("task", TASK_SETS["permuted"])
+class TestPermutedSamples:
+    def test_they_are_the_mixed_ones_with_their_chunks_in_another_order(self, task):
+        moved = 0
+        for sample, mixed in zip(samples(task), samples(PERMUTED[task]), strict=True):
+            assert sorted(sample.chunks) == sorted(mixed.chunks)
+            assert (sample.question, sample.answers, sample.metric) == (
+                mixed.question,
+                mixed.answers,
+                mixed.metric,
+            )
+            assert sample.documents == mixed.documents  # chunks are prepared as they follow each other there
+            assert sample.placement == f"{mixed.placement}, permuted"
+            assert sample.name != mixed.name
+            moved += sample.chunks != mixed.chunks
+        assert moved > 110
+
+    def test_the_sentence_asked_about_stands_before_the_one_it_refers_to(self, task):
+        checked = 0
+        for sample in samples(task):
+            draft = EVERY_TASK[task](World(random.Random(sample.name.rpartition("-")[0]), DEV))
+            pair = next(piece for piece in draft.pieces if isinstance(piece, Apart))
+            if pair.missing is None:
+                (first,) = (at for at, text in enumerate(sample.chunks) if pair.first in text)
+                (then,) = (at for at, text in enumerate(sample.chunks) if pair.then in text)
+                assert then < first
+                checked += 1
+        assert checked > 60
+
+
 def test_the_fixed_tasks_are_unchanged_and_the_sets_are_known():
     assert not set(MIXED) & set(TASKS)  # the reference model's training draws from these
     assert task_set("fixed") == tuple(TASKS)
     assert task_set("neutral") == (*MIXED, "twohop", "order")
-    assert set(METRIC_OF) == set(EVERY_TASK) == {*TASKS, *MIXED}
-    assert list(TASK_SETS) == ["fixed", "neutral"]
-    with pytest.raises(InvalidRequest, match="no set of tasks 'other'; choose one of fixed, neutral"):
+    permuted = ("coref-permuted", "vartrack-permuted", "contradiction-permuted")
+    assert task_set("permuted") == permuted
+    assert set(METRIC_OF) == set(EVERY_TASK) == {*TASKS, *MIXED, *permuted}
+    assert list(TASK_SETS) == ["fixed", "neutral", "permuted"]
+    with pytest.raises(
+        InvalidRequest, match="no set of tasks 'other'; choose one of fixed, neutral, permuted"
+    ):
         task_set("other")

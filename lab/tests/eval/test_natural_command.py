@@ -49,6 +49,7 @@ def test_recipes_run_on_a_set_of_ones_own_and_resume(command, asked, tmp_path):
     written = json.loads((tmp_path / "out" / "natural.json").read_text())
     assert written["about"]["command"].startswith("kvweave eval natural")
     assert written["about"]["split"] == "test"
+    assert written["about"]["critical_layers"]  # with which qcfuse scores
     assert {row["recipe"] for row in written["rows"]} == {"full", "no context", "reuse", "prophetkv", "epic"}
     assert all(row["f1"] is not None for row in written["rows"])
     assert len((tmp_path / "out" / "natural.jsonl").read_text().splitlines()) == 1 + 2 * 5

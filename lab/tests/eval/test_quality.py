@@ -9,11 +9,12 @@ from test_outcomes import CONFIG, OUTCOME
 from kvweave.errors import InvalidRequest
 from kvweave.models.loading import load_model
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.evaluation import Request, run_evaluation
-from kvweave_lab.eval.grid import SUITES
+from kvweave_lab.eval.evaluation import Request, run_evaluation, token_count
+from kvweave_lab.eval.grid import SUITES, generated_cases
 from kvweave_lab.eval.outcomes import OutcomeLog
 from kvweave_lab.eval.report import About, rows_json
 from kvweave_lab.eval.rows import summary_rows
+from kvweave_lab.eval.world import Haystack
 
 ABOUT = About(
     model="reference",
@@ -225,3 +226,55 @@ def test_a_row_is_a_line_of_the_file(quality, tmp_path):
     written = quality.text(made)
     assert json.loads(written) == made
     assert sum(line.strip().startswith('{"task"') for line in written.splitlines()) == len(made["rows"])
+
+
+def permuted(prompts=4):
+    """Return outcomes of permuted samples as they are generated, right where both chunks are in the prompt."""
+    suite = replace(SUITES["full"], tasks=("coref-permuted",), context_tokens=(512,), samples=prompts)
+    cases = generated_cases(suite, "test", Haystack.of_split("test"), token_count(load_model()))
+    return [
+        replace(
+            OUTCOME,
+            task=case.sample.task,
+            sample=case.sample.name,
+            recipe=recipe,
+            ratio=1.0 if recipe == "full" else 0.0,
+            score=float(not case.sample.placement.startswith("not retrieved")),
+        )
+        for case in cases
+        for recipe in ("full", "reuse")
+    ]
+
+
+def test_permuted_prompts_whose_chunks_are_both_there_have_rows_of_their_own(quality, tmp_path):
+    found = permuted(prompts=12)
+    made = quality.gather([evaluated(tmp_path, found, samples=12)])
+    right = sum(outcome.score for outcome in found) / 2
+    assert 0 < right < 12
+    rows = [(row["task"], row["recipe"], row["samples"], row["score"]) for row in made["against"]]
+    assert rows == [("overall", "full", right, 1.0), ("overall", "reuse", right, 1.0)]
+    assert "against" not in quality.gather([evaluated(tmp_path / "fixed", outcomes())])
+
+
+def test_a_result_is_completed_with_costs_and_scores_without_context(quality, tmp_path):
+    path = tmp_path / "result.json"
+    recipes = ("full", "reuse", "following+reuse", "prophetkv", "isolated+weave", "weave")
+    row = {"task": "coref-mixed", "context_tokens": 512, "samples": 1}
+    result = {"model": "reference", "dtype": "float32", "digest": load_model().fingerprint.digest}
+    result |= {"split": "test", "chunk_tokens": 96, "rows": [row | {"recipe": name} for name in recipes]}
+    path.write_text(json.dumps(result))
+    made = quality.completed(path)
+    costs = {one["recipe"]: (one["passes"], one["bytes_per_token"]) for one in made["costs"]}
+    assert list(costs) == list(recipes[1:])  # full attention prepares nothing
+    bare, following = costs["reuse"], costs["following+reuse"]
+    assert bare[0] == 1  # the chunks alone
+    assert costs["prophetkv"] == bare
+    assert 1 < following[0] < 2  # again after the chunk before, where there is one
+    assert following[1] == 2 * bare[1]
+    assert costs["isolated+weave"] == (2, bare[1] + 4)  # once more to see what moves: a number for each token
+    assert costs["weave"] == (2, 2 * bare[1] + 4)
+    assert made["completed"]["without_context"] == {"coref-mixed": 0}
+    assert made["completed"]["command"] == "lab/experiments/quality.py --complete result.json"
+    path.write_text(json.dumps(result | {"digest": "other"}))
+    with pytest.raises(InvalidRequest, match="not the reference model that ships now"):
+        quality.completed(path)

@@ -72,6 +72,15 @@ def test_every_part_of_a_report_is_on_the_page(parts, report):
     assert "evaluate a" in text.partition("## Commands")[2]
 
 
+def test_what_the_worst_tokens_leave_is_told_by_preparation_and_layer(parts, report):
+    found = parts[0].deviation_left(json.loads(json.dumps(facts(report))))
+    assert found["ratio"] == report.ratio
+    for kind in report.preparations:
+        left = found["left"][kind.name]
+        assert [one["value"] for one in left] == [one.value for one in kind.deviation.left]
+        assert all(0 <= one["value"] < 1 for one in left)
+
+
 def _text(estimate) -> str:
     low, high = sorted((estimate.low, estimate.high))
     return f"{estimate.value:.3f} ({low:.3f} to {high:.3f})"

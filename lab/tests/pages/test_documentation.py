@@ -432,8 +432,8 @@ class TestFiguresOfTheEvaluation:
             build.with_parts(page, two="new")
 
     def test_every_method_has_a_section_whether_measured_or_not(self, build):
-        page = build.methods_page(METHODS, None, None, None, [])
-        assert page.count("Not measured yet.") == 5  # by task, our own, matrix, fixed tasks, costs
+        page = build.methods_page(METHODS, None, None, None, None, [])
+        assert page.count("Not measured yet.") == 6  # by task, bytes, permuted, matrix, fixed tasks, costs
         sections = dict(re.findall(r"^### `(.+?)`\n\n(.*?)(?=^### |\Z)", page, re.M | re.S))
         assert list(sections) == list(METHODS)
         for name, section in sections.items():
@@ -454,6 +454,7 @@ class TestFiguresOfTheEvaluation:
             {**rows[-3], "recipe": "reuse", "ratio": 0.0, "normalised": 0.0, "normalised_interval": [0, 0]},
             {**rows[-3], "recipe": "reuse", "ratio": None, "coverage": 0.4, "score": 0.7},
             {**rows[-3], "recipe": "similar+reuse", "ratio": 0.0},
+            {**rows[-3], "recipe": "naive", "ratio": 0.1},
         ]
         cell = {"score": 0.5, "score_interval": [0.4, 0.6], "normalised": None, "normalised_interval": None}
         cells = [
@@ -501,8 +502,27 @@ class TestFiguresOfTheEvaluation:
             )
         ]
         measured = result | {"rows": rows, "matrices": matrices, "beside_own": compared}
-        page = build.methods_page(METHODS, measured, measured, cost, images)
-        assert "| `reuse` | +0.200 (+0.100–+0.300) |" in page
+        tasks = dict.fromkeys(row["task"] for row in rows if row["task"] != "overall")
+        stored = {"reuse": 8192.0, "naive": 8192.0, "similar+reuse": 16384.0, "weave": 16388.0}
+        costs = {
+            "costs": [
+                {"recipe": name, "passes": 1.0 + (size > 9000), "bytes_per_token": size}
+                for name, size in stored.items()
+            ],
+            "completed": {
+                "command": "completes",
+                "chunks": 31,
+                "without_context": dict.fromkeys(tasks, 0.25),
+            },
+        }
+        page = build.methods_page(METHODS, measured | costs, None, measured, cost, images)
+        assert re.search(
+            r"\| `naive` \| 10% \| 8,192 \| 1\.00 \| .* \| \+0\.000 \(-0\.100–\+0\.100\) \|", page
+        )
+        assert "| no context | – | 0.250 |" in page
+        assert (
+            "10%, at equal stored bytes: `weave` scores higher than 0 of 1 others, lower than `similar+reuse`."
+        ) in page
         assert (
             "512 tokens of context, 10%: `weave` scores higher than 1 of 3 others, lower than `similar+reuse`;"
             " the interval holds 0 for `naive`."
@@ -511,7 +531,7 @@ class TestFiguresOfTheEvaluation:
         assert "| `reuse` | 3.1% (3.0%–4.0%) | 20.0% (19.0%–21.0%) |" in page
         assert "`x` was left out: why" in page
         assert "| `reuse` | 0.4 | 0.700 (0.550–0.640) | 50 |" in page  # a coverage, and the tokens it came to
-        assert "| `similar+reuse`" not in page  # its place is the matrix
+        assert page.count("| `similar+reuse`") == 1  # by bytes; otherwise its place is the matrix
         line = (
             "| `reuse` | 0.500 (0.400–0.600)<br>n – | 0.500 (0.400–0.600)<br>n –<br>+0.100 (+0.050–+0.200) |"
         )
@@ -520,6 +540,44 @@ class TestFiguresOfTheEvaluation:
         assert "![methods matrix 0.15 512](images/methods-matrix-0.15-512.png)" in page
         assert "other.png" not in page
         assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
+
+    def test_scores_against_the_order_of_the_text_stand_beside_those_in_it(self, build):
+        def row(task, recipe, score, lost=(0.0, 0.0)):
+            ratio = 1.0 if recipe == "full" else 0.0
+            own = {"task": task, "recipe": recipe, "ratio": ratio, "context_tokens": 512, "samples": 40}
+            return own | {"score": score, "score_interval": [0.1, 0.9], "lost_interval": list(lost)}
+
+        both = ("coref", "vartrack")
+        recipes = {"full": (0.3, (0, 0)), "reuse": (0.5, (-0.3, -0.1)), "naive": (0.2, (0.05, 0.2))}
+        neutral = {"rows": [row(f"{task}-mixed", "full", 0.75) for task in both]}
+        neutral["rows"] += [row("coref-mixed", "reuse", 0.5)]
+        permuted = {
+            "rows": [
+                row(task, name, score)
+                for name, (score, _) in recipes.items()
+                for task in ("coref-permuted", "vartrack-permuted", "overall")
+            ],
+            "against": [row("overall", name, *found) | {"samples": 31} for name, found in recipes.items()],
+            "costs": [{"recipe": "reuse", "passes": 1.0, "bytes_per_token": 8192.0}],
+            "completed": {"command": "c", "without_context": {f"{task}-permuted": 0.1 for task in both}},
+            "evaluations": ["e"],
+            "command": "q",
+            "date": "d",
+        }
+        text = "\n".join(sys.modules["neutral_tables"].against_the_text(permuted, neutral))
+        assert "In 9 of them one of the two was not retrieved; the 31 others" in text
+        assert (
+            "| `full` | 100% | 0.300 | 0.300 | 0.300 (0.100–0.900) | 0.750 | 0.300 (0.100–0.900) | – | – |"
+            in text
+        )
+        assert (
+            "| 0.500 (0.100–0.900) | – | 0.500 (0.100–0.900) | 8,192 | 1.00 |" in text
+        )  # one task has no score
+        assert "| no context | – | 0.100 | 0.100 | 0.100 |" in text
+        assert (
+            "Of 2 recipes 1 score higher, prompt by prompt (`reuse`), 1 lower (`naive`), 0 are open." in text
+        )
+        assert sys.modules["neutral_tables"].against_the_text(None, neutral)[0] == "Not measured yet."
 
     def test_figures_on_the_methods_page_are_there(self):
         page = (ROOT / "lab" / "docs" / "methods.md").read_text()

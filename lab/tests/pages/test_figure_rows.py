@@ -37,6 +37,7 @@ def test_every_paper_has_rows_and_every_row_says_something(papers):
         assert re.match(r"(figs?\.|tables?|§)", figure.name), paper
         assert figure.says.endswith("."), figure
         assert isinstance(figure.seen, str) is not callable(figure.seen)
+        assert figure.unmeasured in ("not measurable here", "not measured")
     said = [(paper, figure.name, figure.says) for paper, figure in figures(papers)]
     assert len(set(said)) == len(said)
 
@@ -138,3 +139,18 @@ def test_the_page_has_a_line_for_each(papers):
     for paper, figure in figures(papers):
         assert f"| {figure.name} | {figure.says} |" in text.partition(f"### {paper}")[2].partition("###")[0]
     assert "Figure by figure" not in page.claims_page(claims, stored("claims"), [])
+
+
+def test_what_the_worst_tokens_leave_is_that_of_the_second_layer(papers):
+    def left(*layers):
+        by_layer = [dict(zip(("value", "low", "high"), layer, strict=True)) for layer in layers]
+        return lambda asked: (
+            {"context_tokens": 517.0, "samples": 200, "left": {"isolated": by_layer, "bare": by_layer}}
+            if asked == "deviation_left"
+            else None
+        )
+
+    seen = one(papers, "FusionRAG", "fig. 3a")
+    assert seen(left((0, 0, 0), (0.6, 0.55, 0.65), (0.2, 0.1, 0.3))).held is True
+    assert seen(left((0.6, 0.5, 0.7), (0.1, 0.05, 0.2), (0.9, 0.8, 1))).held is False
+    assert seen(left((0, 0, 0), (0.5, 0.4, 0.6))).held is None

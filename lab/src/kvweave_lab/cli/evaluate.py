@@ -58,7 +58,7 @@ TaskSet = Annotated[
     str | None,
     typer.Option(
         "--tasks",
-        help="Set of tasks instead of single ones: neutral (distances and order drawn) or fixed (those of --suite full).",
+        help="Set of tasks instead of single ones: neutral (distances drawn), permuted (chunks against the order of the text) or fixed (those of --suite full).",
     ),
 ]
 

@@ -63,7 +63,9 @@ def prepare_sample(
 ) -> None:
     """Store the system prefix, and what the recipe prepares and extracts of the sample's chunks."""
     others = _other_chunks(adapter, sample) if simulates_requests(recipe) else []
-    prepare_prompt(adapter, store, prompt, recipe, _corpus(adapter, sample), others)
+    prepare_prompt(
+        adapter, store, prompt, recipe, corpus_of(adapter, [*sample.documents, *sample.others]), others
+    )
 
 
 def prepare_prompt(
@@ -114,8 +116,9 @@ class OtherDocuments:
         return self._isolated
 
 
-def _corpus(adapter: Adapter, sample: Sample) -> ChunkList:
-    return ChunkList([*sample.documents, *sample.others], adapter.template.chunk_ids, _vectors)
+def corpus_of(adapter: Adapter, documents: Sequence[Sequence[str]]) -> ChunkList:
+    """Return documents, each a list of chunk texts, as preparations need them."""
+    return ChunkList(documents, adapter.template.chunk_ids, _vectors)
 
 
 def _other_chunks(adapter: Adapter, sample: Sample) -> list[Ids]:

@@ -8,9 +8,10 @@ from functools import cache
 
 import xxhash
 
-from kvweave_lab.eval.documents import Draft
+from kvweave_lab.eval.documents import Apart, Draft
 from kvweave_lab.eval.layout import GeneratedChunk, lay_out
 from kvweave_lab.eval.tasks import EVERY_TASK, METRIC_OF
+from kvweave_lab.eval.tasks.mixed import PERMUTED
 from kvweave_lab.eval.world import Haystack, World
 
 OTHER_DOCUMENTS = 16
@@ -98,19 +99,41 @@ def _draw_samples(
     task: str, spec: SampleSpec, samples: int, count: Callable[[str], int], haystack: Haystack
 ) -> Iterator[Sample]:
     count_sentence = cache(_count_inside_chunk(count))
+    as_written = PERMUTED.get(task, task)
     for number in range(samples):
-        source = f"{task}/{spec.split}/{spec.context_tokens}/{spec.chunk_tokens}/{spec.seed}/{number}"
+        source = f"{as_written}/{spec.split}/{spec.context_tokens}/{spec.chunk_tokens}/{spec.seed}/{number}"
         _, draft, chunks = draw_context(task, source, spec, count_sentence, haystack)
+        shown = [chunk for chunk in chunks if chunk.retrieved]
+        placement = draft.placement
+        if task in PERMUTED:
+            shown = _permuted(random.Random(f"{source}/{task}"), shown, draft)
+            placement = f"{placement}, permuted"
         question = draft.questions[0]
-        texts = tuple(chunk.text for chunk in chunks if chunk.retrieved)
+        texts = tuple(chunk.text for chunk in shown)
         prompt = (texts, question.text, question.answers, METRIC_OF[task], 2 * count(question.reply) + 8)
-        continuing = tuple(chunk.continues for chunk in chunks if chunk.retrieved)
-        sample = Sample(f"{source}-{_digest(prompt)}", task, *prompt, continuing=continuing)
-        yield (
-            replace(sample, written=_documents(chunks), placement=draft.placement)
-            if draft.placement
-            else sample
+        digest = _digest((task, *prompt) if task in PERMUTED else prompt)
+        yield Sample(
+            f"{source}-{digest}",
+            task,
+            *prompt,
+            continuing=() if placement else tuple(chunk.continues for chunk in shown),
+            written=_documents(chunks) if placement else (),
+            placement=placement,
         )
+
+
+def _permuted(rng: random.Random, chunks: list[GeneratedChunk], draft: Draft) -> list[GeneratedChunk]:
+    """Return chunks in a drawn order in which the sentence asked about stands before the one that it refers to.
+
+    Where the chunk of one of the two was not retrieved, any order will do.
+    """
+    asked = next(piece for piece in draft.pieces if isinstance(piece, Apart))
+    order = list(chunks)
+    while True:
+        rng.shuffle(order)
+        found = [text for chunk in order for text in (asked.first, asked.then) if text in chunk.text]
+        if asked.missing or found == [asked.then, asked.first]:
+            return order
 
 
 def _documents(chunks: Sequence[GeneratedChunk]) -> tuple[tuple[str, ...], ...]:

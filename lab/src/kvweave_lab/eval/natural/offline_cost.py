@@ -4,7 +4,7 @@ A recipe prepares the chunks of a few documents in an empty store. Tokens that p
 and the bytes of what is stored. A second model, such as CacheClip's, is not counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Corpus, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import ChunkFeature, KVProvenance, ModelFingerprint
 
@@ -49,6 +50,24 @@ def measure_cost(
         prepare_chunks(ctx, chunks, recipe)
     stored = store.used_bytes - before + store.feature_bytes
     return OfflineCost(counted[0] / tokens, stored / tokens)
+
+
+def measure_costs(
+    adapter: Adapter, recipes: Iterable[Recipe], texts: Sequence[str], corpus: Corpus, system: str | None
+) -> dict[str, OfflineCost]:
+    """Return the cost of each recipe that prepares chunks, by name; recipes that prepare the same share a measurement."""
+    measured: list[tuple[Any, OfflineCost]] = []
+    costs: dict[str, OfflineCost] = {}
+    for recipe in {each.name: each for each in recipes}.values():
+        if recipe.prepare == NotPrepared():
+            continue
+        what = recipe.prepare, recipe.select.extractors
+        found = next((cost for other, cost in measured if other == what), None)
+        if found is None:
+            found = measure_cost(adapter, recipe, texts, corpus, system)
+            measured.append((what, found))
+        costs[recipe.name] = found
+    return costs
 
 
 class _CountingStore(MemoryStore):

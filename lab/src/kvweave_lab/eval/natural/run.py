@@ -13,12 +13,11 @@ from kvweave.engine.answering.settings import within_context
 from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.prepare import NotPrepared
 from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
 from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
 from kvweave_lab.eval.natural.library import Library, configuration, open_library
 from kvweave_lab.eval.natural.measure import KV_BYTES, NaturalRunner
-from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_cost
+from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_costs
 from kvweave_lab.eval.natural.outcomes import NaturalLog, NaturalOutcome
 from kvweave_lab.eval.natural.prompts import LENGTHS, NaturalPrompt, instruction, make_prompt
 from kvweave_lab.eval.natural.questions import (
@@ -186,6 +185,7 @@ class NaturalBenchmark:
             "chunk_tokens": self._chunk_tokens,
             "examples": request.examples,
             "embedding": self.library.encoder.name,
+            "critical_layers": list(self._adapter.critical_layers),
             **self._configuration,
         }
 
@@ -216,21 +216,15 @@ class NaturalBenchmark:
         }
 
     def _costs(self, candidates: Sequence[Candidate], system: str | None) -> dict[str, OfflineCost]:
-        """Measure what each recipe prepares; recipes that prepare the same share a measurement."""
-        adapter, texts = self._adapter, self.library.texts(CHUNKS)
-        corpus = self.library.corpus(adapter.template, CHUNKS)
-        measured: list[tuple[Any, OfflineCost]] = []
-        costs: dict[str, OfflineCost] = {}
-        for recipe in {each.recipe.name: each.recipe for each in candidates}.values():
-            if recipe.prepare == NotPrepared():
-                continue
-            what = recipe.prepare, recipe.select.extractors
-            found = next((cost for other, cost in measured if other == what), None)
-            if found is None:
-                found = measure_cost(adapter, recipe, texts, corpus, system)
-                measured.append((what, found))
-            costs[recipe.name] = found
-        return costs
+        """Measure what each recipe prepares of the library's first documents."""
+        template = self._adapter.template
+        return measure_costs(
+            self._adapter,
+            (each.recipe for each in candidates),
+            self.library.texts(CHUNKS),
+            self.library.corpus(template, CHUNKS),
+            system,
+        )
 
 
 def _subsets(outcomes: Sequence[NaturalOutcome]) -> dict[str, list[NaturalOutcome]]:

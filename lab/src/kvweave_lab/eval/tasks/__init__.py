@@ -6,6 +6,7 @@ from types import MappingProxyType
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.documents import Draft
 from kvweave_lab.eval.tasks import chains, coref, mixed, needles, order, word_counts
+from kvweave_lab.eval.tasks.mixed import PERMUTED
 from kvweave_lab.eval.world import World
 
 _ALL = {
@@ -15,7 +16,7 @@ _FIXED = (
     *("single", "multikey", "multivalue", "multiquery", "vartrack", "commonwords", "frequentwords"),
     *("twohop", "coref", "contradiction", "order"),
 )
-_MIXED = ("coref-mixed", "vartrack-mixed", "contradiction-mixed")
+_MIXED = tuple(PERMUTED.values())
 
 TASKS: Mapping[str, Callable[[World], Draft]] = MappingProxyType({name: _ALL[name].write for name in _FIXED})
 """The tasks of which the reference model learned, by name, in the order in which tables list them.
@@ -23,14 +24,15 @@ TASKS: Mapping[str, Callable[[World], Draft]] = MappingProxyType({name: _ALL[nam
 In coref, vartrack and half of contradiction, the sentence that refers back starts the chunk after the one it refers to."""
 
 EVERY_TASK: Mapping[str, Callable[[World], Draft]] = MappingProxyType(
-    {name: _ALL[name].write for name in (*_FIXED, *_MIXED)}
+    {name: _ALL[name].write for name in (*_FIXED, *_MIXED, *PERMUTED)}
 )
 """Every task by name: those in TASKS, and those whose placement is drawn."""
 
 TASK_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"fixed": _FIXED, "neutral": (*_MIXED, "twohop", "order")}
+    {"fixed": _FIXED, "neutral": (*_MIXED, "twohop", "order"), "permuted": tuple(PERMUTED)}
 )
-"""Sets of tasks by name. `neutral` has every task whose answer needs two chunks, none of which favours a place in a chunk."""
+"""Sets of tasks by name. `neutral` has every task whose answer needs two chunks, none of which favours a place in a chunk.
+`permuted` has those of them that refer back, with chunks in an order against the text."""
 
 METRIC_OF: Mapping[str, str] = MappingProxyType({name: _ALL[name].metric for name in EVERY_TASK})
 """The name of every task's metric.

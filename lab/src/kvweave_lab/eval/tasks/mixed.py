@@ -7,9 +7,14 @@
   two continues their document or is of another one, as in a prompt whose chunks a retriever ordered,
 - whether the chunk with that sentence was retrieved at all. In a quarter of the samples it was not, and the question has its
   answer in what is there: in another pair or chain that is whole, or in the statement whose correction was not retrieved.
+
+`coref-permuted`, `vartrack-permuted` and `contradiction-permuted` have the same samples with their chunks in another order, in
+which the chunk that refers back stands before the one it refers to.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, Literal
 
 from kvweave_lab.eval.documents import Apart, Draft, Piece, Question, Task
@@ -108,4 +113,12 @@ TASKS = (
     Task("coref-mixed", "exact_match", write_coref_mixed),
     Task("vartrack-mixed", "words_match_last", write_vartrack_mixed),
     Task("contradiction-mixed", "words_match_last", write_contradiction_mixed),
+    Task("coref-permuted", "exact_match", write_coref_mixed),
+    Task("vartrack-permuted", "words_match_last", write_vartrack_mixed),
+    Task("contradiction-permuted", "words_match_last", write_contradiction_mixed),
 )
+
+PERMUTED: Mapping[str, str] = MappingProxyType(
+    {f"{name}-permuted": f"{name}-mixed" for name in ("coref", "vartrack", "contradiction")}
+)
+"""For each task whose chunks are in another order: the task that has the same samples in the order of the text."""
