@@ -70,11 +70,18 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A question of the set, the stored one whose answer it got, and whether that is right."""
+    """A question of the set, the stored one whose answer it got, whether that asks the same, and whether the answer has the right words."""
 
     question: str
     served_by: str
     right: bool
+    contains: bool
+
+
+def served_by(question: Question, text: str, by_text: dict[str, Predicted]) -> Served:
+    """Return what a question got from the stored one with these words."""
+    each = by_text[text]
+    return Served(question.id, text, question.id in each.asked_by, contains(each.answer, question))
 
 
 class AllNear(AnswerCache):
@@ -143,11 +150,7 @@ def served(
         (question, cached.find(question.text, lambda vector=vector: vector, SETTINGS))  # type: ignore[misc]
         for question, vector in zip(asked, vectors, strict=True)
     ]
-    return [
-        Served(question.id, answer.question, question.id in by_text[answer.question].asked_by)
-        for question, answer in found
-        if answer is not None
-    ]
+    return [served_by(question, answer.question, by_text) for question, answer in found if answer is not None]
 
 
 def nearest(
@@ -160,7 +163,7 @@ def nearest(
     """Return the nearest stored question of each question within τ, the rule of PerCache and others."""
     best = cosines.argmax(axis=1)
     return [
-        Served(question.id, texts[place], question.id in by_text[texts[place]].asked_by)
+        served_by(question, texts[place], by_text)
         for question, place, row in zip(asked, best, cosines, strict=True)
         if row[place] >= threshold
     ]
@@ -200,6 +203,7 @@ def row(found: Sequence[Served], of: int) -> dict[str, Any]:
     return {
         "right": share(right, of),
         "wrong": share(len(found) - right, of),
+        "right_words": share(sum(each.contains for each in found), of),
         "served": [asdict(each) for each in found],
     }
 
