@@ -2,7 +2,7 @@
 
     .venv/bin/python lab/experiments/learned_matcher.py --likelihoods likelihoods.jsonl --output lab/results/learned_matcher.json
 
-The three files of pairs as people ask have an author each. A matcher gives every pair a score, from groups of features:
+The three files of pairs as people ask have an author each, a hand. A matcher gives every pair a score, from groups of features:
 
 - cosine: of the two vectors.
 - words: how much the texts have in common, word by word and letter by letter, and whether numbers and names are equal.
@@ -12,11 +12,15 @@ The three files of pairs as people ask have an author each. A matcher gives ever
 A threshold is chosen twice. *others*: on the two training files, by cross-validation, so that at most the wanted share of their look-alikes
 passes; this is what a product could do. *own*: on the tested file itself, the most that any threshold could reach; no product can.
 
-In these files most look-alikes keep the words of a question and most paraphrases do not, so a learned matcher may take other words for a
+A fourth set is only tested on: the questions of `reader_predictions.py`, each with the nearest wording of the NEAREST predictions that are
+nearest to it, as a cache would compare them. There most pairs are look-alikes that nobody made.
+
+In the files most look-alikes keep the words of a question and most paraphrases do not, so a learned matcher may take other words for a
 sign of the same meaning. Reworded look-alikes, a paraphrase beside a look-alike of the same question, show whether it does
 (`near_questions.py` makes them). Some matchers are trained with them too.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,12 +45,18 @@ from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.models.loading import load_model
 from kvweave.predict.filters import content_stems
+from kvweave_lab.eval.natural.questions import shipped_set
+from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.question_matching import text_cosines, wilson_interval
 from kvweave_lab.real_model import prepared_folder
 from near_questions import QUESTIONS, Pair, pairs_of
 from question_likelihood import Likelihoods
+from reader_predictions import DOCUMENTS, PREDICTIONS, Predicted
 
 HANDS: Final = ("people_dev", "people_dev_more", "people_test")
+READER: Final = "reader"
+TESTED: Final = (*HANDS, READER)
+NEAREST: Final = 3
 RATES: Final = (0.001, 0.002, 0.005, 0.01)
 """Wanted shares of look-alikes that pass."""
 FOLDS: Final = 10
@@ -109,6 +119,27 @@ class Pool(NamedTuple):
     @property
     def lookalike(self) -> Chosen:
         return ~self.same & ~self.reworded
+
+    def others(self, hand: str) -> Chosen:
+        """Return the pairs that a matcher is trained on which is tested on a hand."""
+        others: Chosen = np.isin(self.hand, HANDS) & (self.hand != hand)
+        return others
+
+
+def readers_pairs(encoder: TextEncoder) -> list[Pair]:
+    """Return each question of the set with the nearest wordings of a reader's predictions."""
+    predicted = [Predicted(**json.loads(line)) for line in PREDICTIONS.read_text("utf-8").splitlines()]
+    _, asked = choose(shipped_set(), Request(DOCUMENTS, len(predicted), "test"))
+    texts = np.array([each.wordings for each in predicted])  # (predictions, wordings)
+    vectors = encoder.encode(texts.ravel().tolist()).reshape(*texts.shape, -1)
+    found = []
+    for question, vector in zip(asked, encoder.encode([each.text for each in asked]), strict=True):
+        cosines = vectors @ vector  # (predictions, wordings)
+        for place in np.argsort(-cosines.max(axis=1))[:NEAREST]:
+            stored = str(texts[place, cosines[place].argmax()])
+            same = question.id in predicted[place].asked_by
+            found.append(Pair(stored, question.text, same, READER, question.text, crossed=False))
+    return found
 
 
 def word_features(one: str, other: str) -> list[float]:
@@ -213,13 +244,14 @@ def _means(values: Values) -> Values:
     return np.stack([values.mean(axis=1), np.abs(values[:, 0] - values[:, 1])], axis=1)
 
 
-def scores(pool: Pool, learned: Learned, tested: Chosen) -> tuple[Values, Values]:
-    """Return a score of every tested pair by a fit to all others, and of these by cross-validation; NaN elsewhere."""
+def scores(pool: Pool, learned: Learned, hand: str) -> tuple[Values, Values]:
+    """Return a score of a hand's pairs by a fit to the others, and of those by cross-validation; NaN elsewhere."""
     values = np.hstack([pool.features[group] for group in learned.groups])
-    trained = ~tested & (learned.reworded | ~pool.reworded)
-    unseen, own = np.full(len(tested), np.nan), np.full(len(tested), np.nan)
+    tested, others = pool.hand == hand, pool.others(hand)
+    trained = others & (learned.reworded | ~pool.reworded)
+    unseen, own = np.full(len(values), np.nan), np.full(len(values), np.nan)
     unseen[tested] = _fitted(learned, values[trained], pool.same[trained], values[tested])
-    places = np.flatnonzero(~tested)
+    places = np.flatnonzero(others)
     folds = GroupKFold(FOLDS, shuffle=True, random_state=SEED)
     for known, held in folds.split(places, groups=pool.question[places]):
         rows = places[known][trained[places[known]]]
@@ -274,7 +306,7 @@ def rows_of(pool: Pool, name: str, hand: str, unseen: Values, own: Values) -> li
     tested = pool.hand == hand
     rows = []
     for rate in RATES:
-        for chosen, values, among in (("others", own, ~tested), ("own", unseen, tested)):
+        for chosen, values, among in (("others", own, pool.others(hand)), ("own", unseen, tested)):
             least = threshold(values[among & pool.lookalike], rate)
             accepted = tested & (np.nan_to_num(unseen, nan=-np.inf) > least)
             row = {"tested": hand, "matcher": name, "rate": rate, "threshold_from": chosen}
@@ -286,7 +318,7 @@ def rows_of(pool: Pool, name: str, hand: str, unseen: Values, own: Values) -> li
 def measured(pool: Pool) -> dict[str, Any]:
     """Return the rows of all matchers, and what so many pairs can show."""
     rows: list[dict[str, Any]] = []
-    for hand in HANDS:
+    for hand in TESTED:
         tested = pool.hand == hand
         for name, accepted in (("kvweave, at once", pool.at_once), ("kvweave, near too", pool.near)):
             rows.append(
@@ -296,7 +328,7 @@ def measured(pool: Pool) -> dict[str, Any]:
         cosines = pool.features["cosine"][:, 0]
         rows += rows_of(pool, "cosine", hand, cosines, cosines)
         for name, learned in LEARNED.items():
-            rows += rows_of(pool, name, hand, *scores(pool, learned, tested))
+            rows += rows_of(pool, name, hand, *scores(pool, learned, hand))
     return {
         "pairs": {
             hand: {
@@ -304,7 +336,7 @@ def measured(pool: Pool) -> dict[str, Any]:
                 "lookalikes": int((pool.lookalike & (pool.hand == hand)).sum()),
                 "reworded_lookalikes": int((pool.reworded & (pool.hand == hand)).sum()),
             }
-            for hand in HANDS
+            for hand in TESTED
         },
         "features": {name: values.shape[1] for name, values in pool.features.items()},
         "rows": rows,
@@ -321,6 +353,7 @@ def main() -> None:
     options = parser.parse_args()
     model = str(prepared_folder()) if options.model == "real" else options.model
     pairs = [(hand, pair) for hand in HANDS for pair in pairs_of([QUESTIONS / f"{hand}.jsonl"])]
+    pairs += [(READER, pair) for pair in readers_pairs(TextEncoder())]
     pool = pool_of(pairs, Likelihoods(load_model(model), options.likelihoods))
     write_result({**environment(command_of(options)), **rounded(measured(pool))}, options.output)
 
