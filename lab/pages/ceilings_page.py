@@ -104,7 +104,7 @@ def _findings(result: Result) -> Iterable[str]:
             key=lambda each: each["hits"]["count"],
         )
         told = (
-            f"{len(kept)} of {len(chosen)} keep {AIM_FALSE:.1%}, with {min(each['hits']['share'] for each in kept):.1%} to "
+            f"{len(kept)} of {len(chosen)} keep{'s' if len(kept) == 1 else ''} {AIM_FALSE:.1%}, with {min(each['hits']['share'] for each in kept):.1%} to "
             f"{max(each['hits']['share'] for each in kept):.1%} hits"
             if kept
             else f"none of {len(chosen)} keeps {AIM_FALSE:.1%}: false hits are {min(each['false_hits']['share'] for each in chosen):.1%} to "

@@ -40,7 +40,7 @@ def result(false_hits):
 @pytest.mark.parametrize(
     ("false_hits", "told"),
     [
-        (1, "1 of 1 keep 0.1%, with 30.0% to 30.0% hits"),
+        (1, "1 of 1 keeps 0.1%, with 30.0% to 30.0% hits"),
         (2, "none of 1 keeps 0.1%: false hits are 0.2% to 0.2%"),
     ],
 )
