@@ -23,6 +23,7 @@ from answers_page import (
     systems_summary,
     whole_systems,
 )
+from ceilings_page import learned_matchers, reader_predictions
 from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
@@ -196,6 +197,8 @@ def main() -> None:
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
             people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
             prediction=predicted_questions(results("prediction.json")),
+            reader=reader_predictions(results("reader_predictions.json")),
+            learned=learned_matchers(results("learned_matcher.json")),
             lookups=lookups(results("answer_lookup.json")),
             repeated=repeated_questions(results("repeated_questions.json")),
             bound=kept_bound(results("error_bound.json")),
