@@ -185,7 +185,10 @@ def _text(part: Message) -> tuple[str, str]:
             return data.decode(charset).replace("\r\n", "\n"), ""
     except (LookupError, UnicodeDecodeError):
         pass
-    return decode(data) if data.strip() else ("", "")
+    try:
+        return decode(data) if data.strip() else ("", "")
+    except UnreadableDocument as error:  # one message of thousands may be damaged
+        return "", f"text of an e-mail left out: {error}"
 
 
 def _attachment(part: Message, kind: str, name: str | None) -> list[Attachment]:
