@@ -96,7 +96,9 @@ def test_the_chunk_that_holds_it_comes_first(index, case, swept):
 def test_of_many_equal_chunks_the_first_ones_are_found_whenever_they_were_added(tmp_path):
     index = VectorIndex(tmp_path / "vectors", D)
     for source, count in (("/z", 300), ("/a", 50), ("/m", 200)):
-        index.add(chunks(source, *(f"pump {number:03}" for number in range(count))), np.tile(NEAR, (count, 1)))
+        index.add(
+            chunks(source, *(f"pump {number:03}" for number in range(count))), np.tile(NEAR, (count, 1))
+        )
     found = index.search("pump", NEAR, 5, visible("/a", "/m", "/z"))
     assert [(each.source, each.position) for each in found] == [("/a", number) for number in range(5)]
 

@@ -169,9 +169,7 @@ def _looks_wide(data: bytes, encoding: str) -> bool:
     if zero + letters >= 0.9 * units and (zero >= 0.4 * units or (alphabet < 0x20 and zero >= 0.05 * units)):
         return True
     east_asian = sum(counts[byte] for byte in (*range(0x4E, 0xA0), 0x30, 0xFF))
-    marks = sum(
-        1 for unit in zip(high, low, strict=True) if unit in _EAST_ASIAN_MARKS
-    )
+    marks = sum(1 for unit in zip(high, low, strict=True) if unit in _EAST_ASIAN_MARKS)
     return east_asian + zero >= 0.95 * units and marks > 0
 
 
