@@ -41,6 +41,19 @@ TABLES = {
 }
 
 
+def test_a_table_in_an_email_repeats_its_header_and_the_emails(tmp_path):
+    data = bytes(files.mail(TABLES["a.html"], html=True))
+    document, chunks = chunks_of(tmp_path, "a.eml", data, 300)
+    check(document, chunks, 300)
+    rows = [chunk.text for chunk in chunks if "Person" in chunk.text]
+    assert len(rows) > 5
+    for text in rows:
+        assert text.startswith("From: Zoé")
+        assert text.count("Subject: ") == text.count("Name\tTown\tYear\n") == 1
+    assert all("Subject: " in chunk.text for chunk in chunks)
+    assert {chunk.place.heading for chunk in chunks} == {"The pässword", "The pässword > People"}
+
+
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("overlap", [0, 20])
 def test_every_chunk_cut_from_a_table_has_its_header_once(tmp_path, name, overlap):

@@ -32,6 +32,27 @@ def test_a_stray_byte_in_utf8_is_one_replacement_character():
     assert "1 place" in note
 
 
+def test_a_byte_order_mark_changes_nothing_about_damage():
+    data = FRENCH.encode()
+    assert decode(b"\xef\xbb\xbf" + data[:65] + b"\xff" + data[65:]) == decode(
+        data[:65] + b"\xff" + data[65:]
+    )
+    for marked in (FRENCH.encode("utf-16") + b"x", FRENCH.encode("utf-16") + b"\x00\xd8"):
+        text, note = decode(marked)
+        assert text == FRENCH + "\ufffd"
+        assert "1 place" in note
+        assert "UTF-16" in note
+    with pytest.raises(UnreadableDocument, match="UTF-16"):
+        decode(b"\xff\xfe" + bytes(range(256)) * 40)
+
+
+def test_a_few_nul_bytes_in_a_log_are_told():
+    log = "The pump failed at nine.\n" * 40
+    text, note = decode(log.encode() + b"\0" * 5 + log.encode())
+    assert text == log + "\ufffd" * 5 + log
+    assert "5 places" in note
+
+
 def test_a_file_cut_inside_a_character_is_still_utf8():
     text, note = decode(FRENCH.encode()[:-1] + "é".encode()[:1])
     assert text.startswith("Le café de Zoé")
@@ -60,6 +81,16 @@ def test_a_phrase_is_read_in_its_encoding(encoding):
     assert "uncertain" in note
 
 
+def test_a_stray_byte_in_english_is_no_letter_without_a_word_about_it():
+    at = ENGLISH.index("old")
+    for stray in (b"\xff", b"\xff" * 20, b"\xe9"):
+        text, note = decode(ENGLISH[:at].encode() + stray + ENGLISH[at:].encode())
+        assert ENGLISH[at:] in text
+        assert "uncertain" in note
+    quoted = ENGLISH + "It’s “walnut” – or so they say…"
+    assert decode(quoted.encode("cp1252")) == (quoted, "")
+
+
 def test_western_text_that_two_kinds_of_evidence_agree_on_is_not_flagged():
     assert decode(FRENCH.encode("cp1252")) == (FRENCH, "")
 
@@ -71,6 +102,7 @@ def test_western_text_that_two_kinds_of_evidence_agree_on_is_not_flagged():
         "Grüße aus Köln,\nund 12 Äpfel.\n",
         "Привет, мир. Как дела 12?\nХорошо.\n",
         "合同续签日期是明年三月，请大家注意。\n第二行很好。\n",
+        "合同续签日期为每年三月一日,逾期视为放弃\n" * 5,
     ],
 )
 def test_wide_text_without_a_byte_order_mark_is_read(encoding, text):
@@ -93,6 +125,13 @@ def test_what_fits_no_encoding_keeps_its_ascii_and_is_flagged():
     text, note = decode(ENGLISH.encode() + b"\x81\x8d\x8f \xe9\xff\xe8\xfe")
     assert ENGLISH in text
     assert "uncertain" in note
+
+
+def test_japanese_in_escape_sequences_is_read():
+    text = PHRASES["cp932"] + "\nE-4012\n"
+    assert decode(text.encode("iso2022_jp")) == (text, "")
+    coloured = "\x1b[31mred\x1b[0m costs \x1b$5\n"
+    assert decode(coloured.encode()) == (coloured, "")
 
 
 def test_a_declared_encoding_is_used():

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 import zipfile
 
 import pytest
@@ -38,6 +39,28 @@ def test_pages_without_text_are_counted(tmp_path):
     assert [note for note in document.notes if "9 of 10 pages have no text" in note]
     assert [section.page for section in document.sections] == [10]
     assert read_document(written(tmp_path, "b.pdf", files.pdf("One.", "Two."))).notes == ()
+
+
+def test_a_damaged_page_costs_that_page(tmp_path, monkeypatch):
+    import pypdf
+
+    whole = pypdf.PageObject.extract_text
+
+    def broken(page, *args, **options):
+        text = whole(page, *args, **options)
+        if "Two" in text:
+            raise KeyError("/Font")
+        return text
+
+    monkeypatch.setattr(pypdf.PageObject, "extract_text", broken)
+    document = read_document(written(tmp_path, "a.pdf", files.pdf("One.", "Two.", "")))
+    assert document.text == "One."
+    assert document.notes == (
+        "1 of 3 pages have no text (scanned pages?)",
+        "1 of 3 pages are damaged and left out",
+    )
+    with pytest.raises(UnreadableDocument, match="damaged PDF"):
+        read_document(written(tmp_path, "b.pdf", files.pdf("Two.", "")))
 
 
 def test_the_pages_of_a_pdf_have_numbers_and_the_headings_of_its_outline(tmp_path):
@@ -133,6 +156,16 @@ def test_tables_of_markdown_and_html_know_their_header(tmp_path):
     assert headings(document)["After."] == ("Fees",)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["|" * 500_000, "a|b\n" + "-|" * 250_000, "a|b\n" + " " * 500_000 + "x", "# " + " #" * 250_000 + "x"],
+)
+def test_a_line_of_half_a_megabyte_takes_no_longer_than_its_length(tmp_path, text):
+    began = time.process_time()
+    assert read_document(written(tmp_path, "a.md", text)).text == text
+    assert time.process_time() - began < 5
+
+
 def test_headings_of_text_formats(tmp_path):
     markdown = "# Guide\n\nStart.\n\n```\n# no heading\n```\n\n## Setup\n\nDo it.\n\n# Other\n"
     found = headings(read_document(written(tmp_path, "a.md", markdown)))
@@ -195,6 +228,28 @@ def test_damaged_files_are_refused(tmp_path, name):
     if name not in ("a.eml", "a.mbox", "a.ipynb"):
         with pytest.raises(UnreadableDocument):
             read_document(written(tmp_path, name, whole()[:-300]))
+
+
+def test_damage_inside_a_notebook_a_book_and_a_mailbox_is_told(tmp_path):
+    def damaged(data):
+        at = data.index(b"boats") + 2
+        return data[:at] + b"\xff" + data[at:]
+
+    cells = [{"cell_type": "markdown", "source": "The boats of Zoé leave at six, après l'été."}]
+    data = damaged(json.dumps({"cells": cells}, ensure_ascii=False).encode())
+    document = read_document(written(tmp_path, "a.ipynb", data))
+    assert "bo\ufffdats" in document.text
+    assert "1 place" in document.notes[0]
+    inside = zipfile.ZipFile(io.BytesIO(files.epub()))
+    entries = {name: inside.read(name) for name in inside.namelist()}
+    entries = {name: damaged(data) if b"boats leave" in data else data for name, data in entries.items()}
+    (note,) = read_document(written(tmp_path, "a.epub", zip_of(**entries))).notes
+    assert "uncertain" in note
+    binary = b"From a\nFrom: a@b.org\nSubject: One\n\n" + b"\x7fELF\x02\x01\0\0\0rest" * 5 + b"\n\n"
+    document = read_document(written(tmp_path, "a.mbox", binary + files.mbox(files.mail("Two", "Second"))))
+    assert [section.heading for section in document.sections] == [("One",), ("Second",)]
+    assert "Two" in document.text
+    assert "left out" in document.notes[0]
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path):

@@ -93,6 +93,16 @@ def test_the_chunk_that_holds_it_comes_first(index, case, swept):
     assert found[0].reason.word_rank is not None
 
 
+def test_of_many_equal_chunks_the_first_ones_are_found_whenever_they_were_added(tmp_path):
+    index = VectorIndex(tmp_path / "vectors", D)
+    for source, count in (("/z", 300), ("/a", 50), ("/m", 200)):
+        index.add(
+            chunks(source, *(f"pump {number:03}" for number in range(count))), np.tile(NEAR, (count, 1))
+        )
+    found = index.search("pump", NEAR, 5, visible("/a", "/m", "/z"))
+    assert [(each.source, each.position) for each in found] == [("/a", number) for number in range(5)]
+
+
 def test_a_question_of_common_words_alone_still_finds_by_vectors(index):
     assert len(index.search("Who was it?", NEAR, 5, visible("/a", "/z"))) == 5
     assert index.search("?", FAR, 1, visible("/a", "/z"))[0].source == "/z"

@@ -45,10 +45,14 @@ class Sections:
         return Place(section.page, _PATH_SEPARATOR.join(filter(None, section.heading)), line)
 
     def head_before(self, offset: int) -> str:
-        """Return the head that a chunk from this offset on has to repeat; empty if it begins with the head or needs none."""
-        section = self.at(offset)
-        begins = not self._document.text[section.start : offset].strip()
-        return "" if begins else section.head
+        """Return the head that a chunk from this offset on has to repeat, without the lines that it begins with."""
+        section, text = self.at(offset), self._document.text
+        if text[section.start : offset].strip():
+            return section.head
+        lines = section.head.splitlines(keepends=True)
+        ends = ("".join(lines[number:]) for number in range(len(lines)))
+        held = next((end for end in ends if text.startswith(end, section.start)), "")
+        return section.head.removesuffix(held)
 
     def regions(self, is_long: Callable[[str], bool]) -> Iterator[tuple[int, int, str]]:
         """Yield the parts of the text that are split each on its own: start, end, and the head of a long section with one."""

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kvweave.errors import UnreadableDocument
@@ -55,9 +56,17 @@ _NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "latin_1": "ISO 8
 _DECLARED: Final = re.compile(
     rb"""(?:charset\s*=\s*|encoding\s*=\s*|coding[:=]\s*)["']?([A-Za-z0-9_.:-]{2,40})"""
 )
+_TO_JAPANESE: Final = re.compile(rb"\x1b\$[@B]")
+_EAST_ASIAN_MARKS: Final = frozenset(
+    {(0x30, 0x01), (0x30, 0x02), (0xFF, 0x0C), *((0, each) for each in b" \n,")}
+)
+"""High and low byte of the signs that end a Chinese or Japanese sentence or line."""
+
 _WITHIN_WORDS: Final = frozenset("’‘·–—\u00ad\u200c\u200d")
 _UNSPACED: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "FULLWIDTH", "IDEOGRAPHIC")
 _MIN_PLAUSIBLE: Final = 0.8
+_MIN_HIGH_BYTES: Final = 5
+_QUOTES_AND_DASHES: Final = "‘’“”–—…•".encode("cp1252")
 _MIN_COHERENCE: Final = 0.3
 """charset-normalizer's measure, 0..1: how well the letters' frequencies fit a language. Short texts have 0."""
 
@@ -78,28 +87,36 @@ def decode(data: bytes) -> Decoded:
 def _decoded(data: bytes) -> Decoded:
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
-            return Decoded(_decode_marked(data, encoding))
+            return _decode_marked(data, encoding)
     if b"\0" in data:
-        return _decode_unmarked_wide(data)
+        return _decode_unmarked_wide(data) or _with_stray_nuls(data)
     if _share(data, _CONTROL) > _MAX_CONTROL_SHARE:
         raise UnreadableDocument("binary file (it is full of control characters)")
     try:
-        return Decoded(data.decode("utf-8"))
+        return Decoded(_escaped_japanese(data) or data.decode("utf-8"))
     except UnicodeDecodeError:
         return _damaged_utf8(data) or _declared(data) or _guessed(data)
 
 
-def _decode_marked(data: bytes, encoding: str) -> str:
+def _decode_marked(data: bytes, encoding: str) -> Decoded:
+    """Decode as the mark says; a few damaged places do not make a text of another kind."""
     try:
-        return data.decode(encoding)
+        return Decoded(data.decode(encoding))
     except UnicodeDecodeError as error:
-        raise UnreadableDocument(f"damaged text: it starts like {encoding}, but {error.reason}") from error
+        text, name = data.decode(encoding, "replace"), encoding.removesuffix("-sig").upper()
+        damaged = text.count("\ufffd")
+        if damaged > max(1, _MAX_CONTROL_SHARE * len(text)) or damaged == len(text):
+            raise UnreadableDocument(
+                f"damaged text: it starts like {name}, but {damaged:,} of {len(text):,} characters are none"
+            ) from error
+        return Decoded(text, _damage(name, damaged))
 
 
 # UTF-16 and UTF-32 without a mark
 
 
-def _decode_unmarked_wide(data: bytes) -> Decoded:
+def _decode_unmarked_wide(data: bytes) -> Decoded | None:
+    """Return the text, or None if the bytes look like neither; raises UnreadableDocument for damaged UTF-16."""
     likely = [each for each in ("utf-16-le", "utf-16-be") if _looks_wide(data, each)]
     for encoding in (
         "utf-32-le",
@@ -114,6 +131,15 @@ def _decode_unmarked_wide(data: bytes) -> Decoded:
             return Decoded(text)
     if likely:
         raise UnreadableDocument("it looks like damaged UTF-16 without a byte order mark; save it as UTF-8")
+    return None
+
+
+def _with_stray_nuls(data: bytes) -> Decoded:
+    """Return UTF-8 in which a program or a crash left a few NUL bytes; each is shown as U+FFFD."""
+    nuls = data.count(0)
+    if nuls <= _MAX_CONTROL_SHARE * len(data) and _share(data, _CONTROL) <= _MAX_CONTROL_SHARE:
+        with suppress(UnicodeDecodeError):
+            return Decoded(data.decode("utf-8").replace("\0", "\ufffd"), _damage("UTF-8", nuls))
     raise UnreadableDocument("binary file (it contains NUL bytes)")
 
 
@@ -129,12 +155,13 @@ def _is_printable(text: str) -> bool:
 def _looks_wide(data: bytes, encoding: str) -> bool:
     """Return whether the high bytes of 16-bit units are those of a text: nearly all from one alphabet, or Chinese.
 
-    A text in UTF-16 has NULs as the high bytes of its spaces, line ends and digits, and none as low bytes.
+    A text in UTF-16 has NULs as the high bytes of its spaces, line ends and digits, and hardly any as low bytes.
     """
     pairs = data[: len(data) // 2 * 2][:_SAMPLE_BYTES]
     low, high = (pairs[0::2], pairs[1::2]) if encoding == "utf-16-le" else (pairs[1::2], pairs[0::2])
     units = len(high)
-    if not units or low.count(0) > max(2, units // 100):
+    ones = Counter(zip(high, low, strict=True))[0x4E, 0]  # 一, "one", which Chinese is full of
+    if not units or low.count(0) - ones > max(2, units // 100):
         return False
     counts = Counter(high)
     zero = counts.pop(0, 0)
@@ -142,9 +169,7 @@ def _looks_wide(data: bytes, encoding: str) -> bool:
     if zero + letters >= 0.9 * units and (zero >= 0.4 * units or (alphabet < 0x20 and zero >= 0.05 * units)):
         return True
     east_asian = sum(counts[byte] for byte in (*range(0x4E, 0xA0), 0x30, 0xFF))
-    marks = sum(
-        1 for unit in zip(high, low, strict=True) if unit in ((0x30, 0x01), (0x30, 0x02), (0xFF, 0x0C))
-    )
+    marks = sum(1 for unit in zip(high, low, strict=True) if unit in _EAST_ASIAN_MARKS)
     return east_asian + zero >= 0.95 * units and marks > 0
 
 
@@ -158,11 +183,22 @@ def _damaged_utf8(data: bytes) -> Decoded | None:
     high = len(data) - len(data.translate(None, _HIGH))
     if well_formed < _MIN_UTF8_SHARE * high:
         return None
-    damaged = text.count("\ufffd") - data.count("\ufffd".encode())
-    return Decoded(text, f"damaged UTF-8: {_counted(damaged, 'place')} shown as U+FFFD")
+    return Decoded(text, _damage("UTF-8", text.count("\ufffd") - data.count("\ufffd".encode())))
+
+
+def _damage(encoding: str, places: int) -> str:
+    return f"damaged {encoding}: {_counted(places, 'place')} shown as U+FFFD"
 
 
 # Other encodings
+
+
+def _escaped_japanese(data: bytes) -> str:
+    """Return a text in ISO-2022-JP, which is ASCII with escape sequences; nothing for any other."""
+    if _TO_JAPANESE.search(data):
+        with suppress(UnicodeDecodeError):
+            return data.decode("iso2022_jp_2")
+    return ""
 
 
 def _declared(data: bytes) -> Decoded | None:
@@ -179,6 +215,8 @@ def _declared(data: bytes) -> Decoded | None:
 
 def _guessed(data: bytes) -> Decoded:
     """Decode by the likeliest encoding, and say that it is a guess unless two kinds of evidence agree."""
+    if not data.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES):
+        return Decoded(data.decode("cp1252"))  # these signs are the same in every Windows-125x
     for encoding, certain in _ranked(_sample(data)):
         try:
             text = data.decode(encoding)
@@ -211,7 +249,13 @@ def _ranked(sample: bytes) -> Iterator[tuple[str, bool]]:
     highest = max((score[1] for score in scores.values()), default=0.0)
     for encoding in sorted(scores, key=lambda each: scores[each], reverse=True):
         agreed = encoding == "cp1252" and scores[encoding][1] >= max(highest, _MIN_COHERENCE)
-        yield encoding, agreed
+        yield encoding, agreed and _is_evidence(sample)
+
+
+def _is_evidence(sample: bytes) -> bool:
+    """Return whether a text has enough high bytes to tell Windows-1252 from damage: a few may be anything."""
+    high = sample.translate(None, bytes(range(128)))
+    return len(high) >= _MIN_HIGH_BYTES and b"\xff" not in high
 
 
 def _sample(data: bytes) -> bytes:

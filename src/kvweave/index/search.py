@@ -30,6 +30,8 @@ STAND_IN_WEIGHT: Final = 0.5
 
 CANDIDATES_PER_RESULT: Final = 4
 MIN_CANDIDATES: Final = 40
+_MOST_EQUAL: Final = 1000
+"""From this many rows on, it is left to chance which of equal ones are among the candidates."""
 
 _COLUMNS: Final = ["version", "source", "position", "start", "end", "digest", "text"]
 _LACKS_VECTOR: Final = "lacks_vector"
@@ -168,15 +170,22 @@ def _visible_rows(fetch: Fetch, depth: int, visible: Collection[str]) -> list[Ro
     """Return the best `depth` visible rows of one ranking, each text once.
 
     Usually every row is visible, and a long filter costs more than the search. So the filter is added to the search
-    only if it found too few rows without one.
+    only if it found too few rows without one. Which of many equal rows a search returns depends on the moment: more are
+    fetched until all that equal the last one kept are there.
     """
     limit, where = 2 * depth, None
     while True:
         rows = fetch(limit, where)
         kept = _distinct(row for row in rows if row["version"] in visible)
-        if len(kept) >= depth or len(rows) < limit:
+        enough = len(kept) >= depth
+        if len(rows) < limit or (enough and (limit >= _MOST_EQUAL or _differ(kept[depth - 1], rows[-1]))):
             return kept[:depth]
-        limit, where = 4 * limit, in_list("version", visible)
+        limit, where = 4 * limit, where if enough else in_list("version", visible)
+
+
+def _differ(row: Row, worse: Row) -> bool:
+    """Return whether two rows of one ranking have different scores."""
+    return any(row[each] != worse[each] for each in ("_score", "_distance") if each in row)
 
 
 def _distinct(rows: Iterable[Row]) -> list[Row]:

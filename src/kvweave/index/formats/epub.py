@@ -28,14 +28,16 @@ def read_epub(data: bytes, ctx: ReadContext) -> Extracted:
             if "META-INF/rights.xml" in book.namelist() or "META-INF/license.lcpl" in book.namelist():
                 raise UnreadableDocument("EPUB with copy protection (DRM)")
             title, chapters = _chapters(book)
-            built = TextBuilder()
+            built, notes = TextBuilder(), list[str]()
             for name in chapters:
-                page = read_html(decode(book.read(name)).text)
+                markup, note = decode(book.read(name))
+                notes += [f"{name}: {note}"] if note else []
+                page = read_html(markup)
                 built.add_sections(page.text + "\n" if page.text else "", page.sections)
                 ctx.alive()
     except (KeyError, zipfile.BadZipFile, ElementTree.ParseError, NotImplementedError) as error:
         raise UnreadableDocument(f"damaged EPUB ({type(error).__name__}: {error})") from error
-    return Extracted(built.text(), title, tuple(built.sections))
+    return Extracted(built.text(), title, tuple(built.sections), tuple(notes))
 
 
 def _chapters(book: zipfile.ZipFile) -> tuple[str, list[str]]:

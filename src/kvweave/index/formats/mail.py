@@ -7,6 +7,7 @@ e-mail that is indexed anyway is left out.
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from email import message_from_bytes
 from email.header import decode_header, make_header
 from email.message import Message
@@ -17,7 +18,7 @@ from typing import Final
 from kvweave.errors import UnreadableDocument
 from kvweave.index.encodings import decode
 from kvweave.index.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean
-from kvweave.index.html import Extent, read_html
+from kvweave.index.html import Extent, HtmlText, read_html
 
 _FROM_LINE: Final = re.compile(rb"(?:\A|\n\r?\n)From [^\n]*\n")
 _ESCAPED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
@@ -122,10 +123,14 @@ def _add_message(
     head = clean("".join(f"{name}: {value}\n" for name, value in told if value)) + "\n"
     built.mark(heading=(subject,) if subject else (), head=head)
     receivers = _header(message, "To")
-    body, quotes, attachments, notes = _body(message)
-    if _replies_to(message) in known:
-        body = _without(body, sorted([*quotes, *_plain_quotes(body)]))
-    built.add(head + (f"To: {receivers[:500]}\n\n" if receivers else "") + body.strip() + "\n\n")
+    page, attachments, notes = _body(message)
+    body, sections = page.text, page.sections
+    quotes = sorted([*page.quotes, *_plain_quotes(body)]) if _replies_to(message) in known else ()
+    if quotes:
+        body, sections = _without(body, quotes), ()  # offsets do not stay
+    built.add(head + (f"To: {receivers[:500]}\n\n" if receivers else ""))
+    repeated = [replace(each, head=head + each.head) for each in sections]
+    built.add_sections(body.rstrip() + "\n\n", repeated, (subject,) if subject else ())
     return attachments, notes
 
 
@@ -142,8 +147,8 @@ def _header(message: Message, name: str) -> str:
     return " ".join(text.split())
 
 
-def _body(message: Message) -> tuple[str, Sequence[Extent], list[Attachment], tuple[str, ...]]:
-    """Return the text (plain if there is one, else from HTML), its quotations if known, attachments, and doubts."""
+def _body(message: Message) -> tuple[HtmlText, list[Attachment], tuple[str, ...]]:
+    """Return the text (plain if there is one, else from HTML, with its tables and quotations), attachments, and doubts."""
     plain: list[str] = []
     pages: list[str] = []
     attachments: list[Attachment] = []
@@ -157,10 +162,8 @@ def _body(message: Message) -> tuple[str, Sequence[Extent], list[Attachment], tu
         (plain if kind == "text/plain" else pages).append(text)
         notes += [note] if note else []
     text = "\n\n".join(plain)
-    if text.strip() or not pages:
-        return text, (), attachments, tuple(notes)
-    page = read_html("\n".join(pages))
-    return page.text, page.quotes, attachments, tuple(notes)
+    page = HtmlText(text.lstrip(), "") if text.strip() or not pages else read_html("\n".join(pages))
+    return page, attachments, tuple(notes)
 
 
 def _leaves(message: Message) -> Iterator[Message]:
@@ -185,7 +188,10 @@ def _text(part: Message) -> tuple[str, str]:
             return data.decode(charset).replace("\r\n", "\n"), ""
     except (LookupError, UnicodeDecodeError):
         pass
-    return decode(data) if data.strip() else ("", "")
+    try:
+        return decode(data) if data.strip() else ("", "")
+    except UnreadableDocument as error:  # one message of thousands may be damaged
+        return "", f"text of an e-mail left out: {error}"
 
 
 def _attachment(part: Message, kind: str, name: str | None) -> list[Attachment]:

@@ -23,7 +23,7 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
         if reader.is_encrypted and not reader.decrypt(""):
             raise UnreadableDocument(LOCKED)
-        pages = _page_texts(reader, ctx)
+        pages, damage = _page_texts(reader, ctx)
         title = str((reader.metadata and reader.metadata.title) or "")
         headings = _headings(reader) if any(pages) else {}
     except UnreadableDocument:
@@ -32,20 +32,29 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         raise UnreadableDocument(LOCKED) from error
     except Exception as error:  # damage shows as any exception, from KeyError to RecursionError
         raise UnreadableDocument(f"damaged PDF ({type(error).__name__}: {error})") from error
+    if not any(pages) and damage:
+        raise UnreadableDocument(f"damaged PDF ({damage[0]})")
     if not any(pages):
         raise UnreadableDocument("PDF without a text layer (scanned pages?); run it through OCR first")
-    return _put_together(pages, headings, clean(title.strip()))
+    return _put_together(pages, len(damage), headings, clean(title.strip()))
 
 
-def _page_texts(reader: Any, ctx: ReadContext) -> list[str]:
-    texts = []
+def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
+    """Return each page's text, empty for a scan and for a damaged page, and what was wrong with the damaged ones."""
+    texts, damage = list[str](), list[str]()
     for page in reader.pages:
-        texts.append(clean(page.extract_text()).strip())
+        try:
+            texts.append(clean(page.extract_text()).strip())
+        except Exception as error:
+            texts.append("")
+            damage.append(f"{type(error).__name__}: {error}")
         ctx.alive()
-    return texts
+    return texts, damage
 
 
-def _put_together(pages: list[str], headings: dict[int, tuple[str, ...]], title: str) -> Extracted:
+def _put_together(
+    pages: list[str], damaged: int, headings: dict[int, tuple[str, ...]], title: str
+) -> Extracted:
     built, heading = TextBuilder(), tuple[str, ...]()
     for number, text in enumerate(pages, 1):
         heading = headings.get(number, heading)
@@ -53,8 +62,11 @@ def _put_together(pages: list[str], headings: dict[int, tuple[str, ...]], title:
             built.add("\n\n" if built.length else "")
             built.mark(page=number, heading=heading)
             built.add(text)
-    empty = pages.count("")
-    notes = (f"{empty} of {len(pages)} pages have no text (scanned pages?)",) if empty else ()
+    told = (
+        (pages.count("") - damaged, "have no text (scanned pages?)"),
+        (damaged, "are damaged and left out"),
+    )
+    notes = tuple(f"{count} of {len(pages)} pages {what}" for count, what in told if count)
     return Extracted(built.text(), title, tuple(built.sections), notes)
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -16,10 +17,9 @@ from kvweave.types import Section
 _UNDERLINED: Final = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", re.MULTILINE)
 _ATX_HEADING: Final = re.compile(r"^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
 _FENCED: Final = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
-_TABLE: Final = re.compile(
-    r"^[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*\n(?:[^\n]*\|[^\n]*(?:\n|\Z))*",
-    re.MULTILINE,
-)
+_TABLE_RULE: Final = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
+"""The line below a table's header; its time is linear, as that of all patterns here: a line may have megabytes."""
+
 _NUMBER: Final = re.compile(r"[-+]?[\d.,:/\s%€$£]+")
 _MAX_HEADER_CHARS: Final = 10_000
 _MAX_OUTPUT_CHARS: Final = 2_000
@@ -100,12 +100,27 @@ def _with_tables(text: str, headings: tuple[Section, ...]) -> tuple[Section, ...
         return headings[at].heading if at >= 0 else ()
 
     found = list(headings)
-    for table in _TABLE.finditer(text):
-        header = table[0].split("\n", 2)
-        if table.end() not in starts and len(header) > 2:
-            found.append(Section(table.end(), heading=path(table.end())))
-        found.append(Section(table.start(), heading=path(table.start()), head="\n".join(header[:2]) + "\n"))
+    for start, end, head in _tables(text):
+        if end not in starts:
+            found.append(Section(end, heading=path(end)))
+        found.append(Section(start, heading=path(start), head=head))
     return tuple(sorted(found, key=lambda section: section.start))
+
+
+def _tables(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where each table begins and ends, and its first two lines: the header and the rule below it."""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text) if "|" in text else []
+    lines.append("")
+    at, number = 0, 0
+    while number + 1 < len(lines):
+        header, rule = lines[number : number + 2]
+        if "|" not in header or not rule.endswith("\n") or not _TABLE_RULE.fullmatch(rule.strip()):
+            at, number = at + len(header), number + 1
+            continue
+        start, at, number = at, at + len(header) + len(rule), number + 2
+        while "|" in lines[number]:
+            at, number = at + len(lines[number]), number + 1
+        yield start, at, header + rule
 
 
 # Tables as CSV
@@ -154,8 +169,9 @@ def _header(text: str) -> str:
 
 def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
     """Read a notebook as Markdown: its text, code and printed results. A section's last heading is its cell's number."""
+    text, note = decode(data)
     try:
-        book = json.loads(decode(data).text)
+        book = json.loads(text)
         cells = (
             book["cells"] if "cells" in book else [c for sheet in book["worksheets"] for c in sheet["cells"]]
         )
@@ -167,7 +183,7 @@ def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableDocument(f"damaged notebook ({type(error).__name__}: {error})") from error
     title, sections = _markdown(built.text())
-    return Extracted(built.text(), title, _with_cells(sections, starts))
+    return Extracted(built.text(), title, _with_cells(sections, starts), _notes(note))
 
 
 def _add_cell(built: TextBuilder, cell: Any, language: str) -> None:
