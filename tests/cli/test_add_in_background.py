@@ -1,6 +1,7 @@
 """`kvweave add` returns once documents can be asked about; a process of its own prepares their chunks."""
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_add_returns_and_a_process_prepares_the_chunks(command, documents, start
     added = command.json("add", documents)
     assert added["chunk_kv_waiting"] == added["chunks"] > 3
     assert (added["chunk_kv_computed"], added["preparation"]["by"]) == (0, "process")
+    assert 0 < added["preparation"]["unprepared_s"] < 60
     left = added["preparation"]["status"]
     assert left["left_s"] > 0
     assert not left["measured"]  # but for a short pass
@@ -89,7 +91,9 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     assert "vectors: none yet" in found
     explained = command("ask", GLORRIC, "--explain").stdout
     assert "chunks have no vector yet: words alone could find them" in explained
-    assert "they can be asked about now" in added
+    assert re.search(
+        r"asked about now: .*; until they are prepared, an answer begins after about \d+ s\n", added
+    )
     assert "are still to be prepared, at least" in added
     assert "no process is preparing them (no process could be started: no more processes)" in added
     lock = tmp_path / "home" / "kb" / "default" / "prepare.lock"

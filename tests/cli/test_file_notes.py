@@ -45,6 +45,8 @@ def test_doubts_copies_and_skipped_files_are_told(invoke, folder):
         f"skipped {folder}/locked.pdf: PDF is password-protected",
     ):
         assert line in told.stderr
+    assert "4 added; " in told.stdout
+    assert "(2 .md, 1 .txt, 1 .pdf)\n" in told.stdout
     assert "\t9 of 10 pages have no text (scanned pages?)" in invoke("ls").stdout
     listed = {each["source"]: each for each in json.loads(invoke("ls", "--json").stdout)}
     assert listed[f"{folder}/scanned.pdf"]["notes"] == ["9 of 10 pages have no text (scanned pages?)"]

@@ -135,6 +135,26 @@ def test_prefix_reuse_equals_full_attention_and_survives_a_restart(adapter, prom
     close(result.logits, plain_logits(adapter, prompt))
 
 
+@pytest.mark.parametrize("name", ["reuse", "weave", "cacheblend"])
+def test_a_prompt_that_matches_as_prefix_and_by_chunk_mixes_no_positions(name, adapter, store, prompt):
+    a, b, c, d = prompt.chunks
+    earlier = kvweave.Prompt(prompt.question, (a, b, d), system=prompt.system)
+    kvweave.prefill(adapter, store, earlier, recipe="prefix")
+    kvweave.prepare(adapter, store, [d, c], recipe=name, system=prompt.system)
+    reused = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=0.0)
+    origins = [span.origin for span in reused.plan.spans]
+    assert origins == ["exact", "exact", "exact", "reused", "reused", "fresh"]
+    everything = kvweave.prefill(adapter, store, prompt, recipe=name, ratio=1.0)
+    close(everything.logits, plain_logits(adapter, prompt))
+    ids = torch.tensor([adapter.template.render(prompt).token_ids])
+    plain = adapter.model(ids, use_cache=True).past_key_values
+    length, exact = ids.shape[1], sum(span.tokens for span in reused.plan.spans[:3])
+    for result, end in ((everything, length - 1), (reused, exact)):
+        for got, right in zip(result.generate_kwargs["past_key_values"].layers, plain.layers, strict=True):
+            close(got.keys[:, :, :end], right.keys[:, :, :end])
+            close(got.values[:, :, :end], right.values[:, :, :end])
+
+
 def test_prefix_matches_up_to_the_first_difference(adapter, store, prompt):
     kvweave.prefill(adapter, store, prompt, recipe="prefix")
     a, b, c, d = prompt.chunks

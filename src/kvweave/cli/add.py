@@ -1,5 +1,6 @@
 """add: index files and folders; chunk KV follows in the background."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,6 +105,7 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
     from rich.text import Text
 
     from kvweave.cli.output import STDERR, STDOUT, seconds
+    from kvweave.cli.preparation import duration
 
     for skipped in done.skipped:
         STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
@@ -123,10 +125,19 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
         ("unchanged", done.unchanged),
     ]
     said = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
+    kinds = _kinds([*done.added, *done.changed])
+    by_kind = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if len(kinds) > 1 else ""
     computed = "" if worker else f", KV computed for {done.chunk_kv_computed}"
-    STDOUT.print(f"{said}; {done.chunks} chunks indexed{computed}, in {seconds(done.seconds)}")
+    told = f"{said}; {done.chunks} chunks indexed{computed}, in {seconds(done.seconds)}{by_kind}"
+    STDOUT.print(told, soft_wrap=True)
     if worker is not None:
-        STDOUT.print("they can be asked about now: kvweave ask 'QUESTION'")
+        begins = worker.unprepared_s
+        until = (
+            ""
+            if begins is None
+            else f"; until they are prepared, an answer begins after about {duration(begins)}"
+        )
+        STDOUT.print(f"they can be asked about now: kvweave ask 'QUESTION'{until}", soft_wrap=True)
         if done.vectors_waiting:
             STDOUT.print(
                 f"{done.vectors_waiting} chunks are found by their words alone until their vectors are there"
@@ -137,6 +148,13 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
             f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "
             "about; raise it with `kvweave cache limit` and add again"
         )
+
+
+def _kinds(sources: list[str]) -> list[tuple[str, int]]:
+    """Return how many documents each kind of file has, most first."""
+    from kvweave.index.file_types import content_suffix
+
+    return Counter(content_suffix(source) or "without a suffix" for source in sources).most_common()
 
 
 def _naming(skipped: "SkippedFile") -> str:

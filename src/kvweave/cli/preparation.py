@@ -37,6 +37,7 @@ class Worker:
         process: its id.
         log: what the process writes.
         why: why no process could be started.
+        unprepared_s: estimated seconds until an answer begins whose chunks have no KV yet, once the model is loaded.
     """
 
     status: "PreparationStatus"
@@ -45,6 +46,7 @@ class Worker:
     process: int | None = None
     log: "Path | None" = None
     why: str = ""
+    unprepared_s: float | None = None
 
     def __str__(self) -> str:
         left = rest(self.status)
@@ -61,6 +63,11 @@ class Worker:
 
 def hand_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     """Let the background process, the running server or a new process prepare the chunks; return which."""
+    unprepared_s = base.preparation.unprepared_s(base.config.retrieval.top_k)
+    return replace(_handed_over(options, base), unprepared_s=unprepared_s)
+
+
+def _handed_over(options: opt.SharedOptions, base: "KnowledgeBase") -> Worker:
     log, status = base.preparation.log, base.preparation.status()
     # Either looks again before it ends, and documents are marked by now; the background process does it in any way.
     if base.preparation.is_left_to_worker() or base.preparation.background() is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvweave.engine.answering.settings import Settings
 from kvweave.engine.components import Components, ListedCorpus
 from kvweave.engine.documents.missing_vectors import MissingVectors
-from kvweave.engine.documents.preparation import Preparation, PreparationStatus
+from kvweave.engine.documents.preparation import PASS, Preparation, PreparationStatus
 from kvweave.engine.metadata import KBMetadata
 from kvweave.engine.state import KnowledgeBaseState, Progress
 from kvweave.errors import InvalidRequest, StoreError
@@ -42,8 +42,6 @@ _LIST_S: Final = 10.0
 _RECORD_S: Final = 2.0
 _WAIT_S: Final = 0.2
 _STAGE: Final = "computing KV"
-_PASS: Final = "pass"
-"""The name of the rate of a short pass, for what was never measured itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ class ChunkPreparer:
                 self._preparation.unmark(changed_s)
         if work is not None and batches:
             model = work.ctx.adapter.fingerprint.digest
-            if all(self._preparation.rate(kind, model) is None for kind in (_PASS, batches[0].kind)):
+            if all(self._preparation.rate(kind, model) is None for kind in (PASS, batches[0].kind)):
                 self._measure_pass(work)
             self._record_left(work.ctx, batches)
         return self._preparation.status(), len(passed_over)
@@ -299,7 +297,7 @@ class ChunkPreparer:
                 adapter.encode(ids[:tokens])
                 seconds = max(1e-6, time.perf_counter() - began)
                 rate = len(ids[:tokens]) / seconds
-                self._preparation.record_rate(_PASS, adapter.fingerprint.digest, rate)
+                self._preparation.record_rate(PASS, adapter.fingerprint.digest, rate)
 
     def _record_left(self, ctx: PrepareContext, batches: Sequence[_Batch]) -> None:
         model = ctx.adapter.fingerprint.digest
@@ -309,7 +307,7 @@ class ChunkPreparer:
             tokens = sum(batch.tokens for batch in batches if batch.kind == kind)
             rate = self._preparation.rate(kind, model)
             measured = measured and rate is not None
-            rate = rate or self._preparation.rate(_PASS, model)  # the least that it costs
+            rate = rate or self._preparation.rate(PASS, model)  # the least that it costs
             seconds += tokens / rate if rate is not None else 0.0
         self._preparation.record_left(
             len({row.kv_digest for batch in batches for row in batch.rows}),

@@ -35,6 +35,9 @@ _LOCK_TRIES, _LOCK_TRY_S = (
     0.02,
 )  # a command that looks whether a process works holds the lock for an instant
 _RATE: Final = "prepare_rate {} {}"
+PASS: Final = "pass"
+"""The name of the rate of a short pass, for what was never measured itself."""
+
 _EMBEDDING_RATE: Final = "prepare_embedding_rate"
 _STARTING: Final = "starting"
 _START_S: Final = 120.0
@@ -181,6 +184,14 @@ class Preparation:
     def rate(self, kind: str, model: str) -> float | None:
         """Return the measured tokens per second at which a kind of entry is made; None before it was measured."""
         return self._facts.fact(_RATE.format(kind, model[:16]))
+
+    def unprepared_s(self, chunks: int) -> float | None:
+        """Estimate the seconds that a question takes to compute so many chunks; None before a pass was measured."""
+        rate = max(self._facts.facts(_RATE.format(PASS, "").strip()).values(), default=0.0)
+        ((found, tokens),) = self._database.query(
+            "SELECT coalesce(sum(chunks), 0), coalesce(sum(tokens), 0) FROM documents"
+        )
+        return min(chunks, found) * tokens / found / rate if found and rate else None
 
     def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
         """Record it. `model` is the digest of the model."""
