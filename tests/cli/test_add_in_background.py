@@ -162,7 +162,7 @@ def test_watch_reports_each_change_until_ctrl_c(command, documents, monkeypatch)
     told = command("add", documents, "--watch", "--wait", KVWEAVE_RECIPE="reuse")
     first, change = told.stdout.splitlines()
     assert first.startswith("3 added; ")
-    assert change.startswith("1 added, 3 unchanged; 1 chunks indexed, KV computed for 1")
+    assert change.startswith("1 added, 3 unchanged; 1 chunk indexed, KV computed for 1")
     assert told.stderr.splitlines()[-1] == "no longer watching"
 
 

@@ -128,7 +128,8 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
     kinds = _kinds([*done.added, *done.changed])
     by_kind = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if len(kinds) > 1 else ""
     computed = "" if worker else f", KV computed for {done.chunk_kv_computed}"
-    told = f"{said}; {done.chunks} chunks indexed{computed}, in {seconds(done.seconds)}{by_kind}"
+    chunks = "chunk" if done.chunks == 1 else "chunks"
+    told = f"{said}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}"
     STDOUT.print(told, soft_wrap=True)
     if worker is not None:
         begins = worker.unprepared_s
