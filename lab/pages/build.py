@@ -222,7 +222,11 @@ def main() -> None:
                 results("languages.json"),
                 results("answer_check.json"),
                 results("natural_answers.json"),
-                [results("natural_others.json"), results("natural_storage.json")],
+                [
+                    results("natural_others.json"),
+                    results("natural_others_2k.json"),
+                    results("natural_storage.json"),
+                ],
                 results("natural_budgets.json"),
                 results("neutral.json"),
             ),
