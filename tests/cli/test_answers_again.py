@@ -1,6 +1,7 @@
 """The answer cache and its evaluation through the real command."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -28,6 +29,15 @@ def test_a_repeated_question_reports_that_its_answer_is_cached(command, document
     changed = command.json("ask", GLORRIC)
     assert changed["text"] == "needle"
     assert changed["plan"]["cache_hit"] is None
+
+
+def test_one_line_says_what_was_reused_and_what_was_computed(command, documents):
+    command("add", documents, "--quiet")
+    line = r"(\d+)% of (\d+) prompt tokens reused, (\d+) computed; first token after"
+    found = re.search(line, command("ask", GLORRIC, "--top-k", "1").stdout)
+    share, tokens, computed = map(int, found.groups())
+    assert 0 < computed < tokens
+    assert share == round(100 * (1 - computed / tokens))
 
 
 ASK_AND_LIST_IMPORTS = """

@@ -174,8 +174,9 @@ def _print_sources(answer: "Answer") -> None:
         )
         return
     STDOUT.print(
-        f"  [dim]{share(plan.reused_share)} of {plan.prompt_tokens} prompt tokens reused; first token after "
-        f"{seconds(timing.ttft_s)}[/]"
+        f"  [dim]{share(plan.reused_share)} of {plan.prompt_tokens} prompt tokens reused, "
+        f"{plan.fresh_tokens + plan.recomputed_tokens} computed; first token after {seconds(timing.ttft_s)}[/]",
+        soft_wrap=True,
     )
     decoding = answer.decoding
     if decoding is not None:
