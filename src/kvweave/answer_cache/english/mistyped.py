@@ -18,6 +18,7 @@ from kvweave.answer_cache.english.spelling import (
     LEAST_LETTERS,
     NUMBERS_AND_DATES,
     OMITTED,
+    OTHER,
     SHORT,
     SWAPPED,
     TWO,
@@ -38,7 +39,7 @@ from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, HOW, NEG
 from kvweave.answer_cache.english.wordnet import general_words, related_words
 from kvweave.answer_cache.english.words import OWNER, Word, has_symbols, split_words
 
-_LONG: Final = 5  # letters of a number with another error than two letters swapped
+_LONG: Final = 5  # letters of a number with another error than two letters swapped; of a word with any other letter that others have too
 _NAME: Final = (
     6  # letters of a name in which two may be swapped; one less in a known place, a date or a number
 )
@@ -65,7 +66,6 @@ _ASKING_OR_RELATING: Final = frozenset(
 )
 """Words of grammar in whose place no other word gives another question."""
 
-_POSSESSIVES: Final = frozenset("my your his her its our their".split())
 _WITH_TENSE: Final = frozenset(
     "am is are was were does did has had could might must shall should will would".split()
 )
@@ -97,13 +97,11 @@ class _Place:
     Attributes:
         begins: whether they begin the questions.
         bare: whether they follow a helping verb, as names do.
-        introduced: whether they follow an article or a possessive, as names seldom do.
         measured: whether they follow "how" and precede a verb with a tense, so that they measure or count: "how long did".
     """
 
     begins: bool = False
     bare: bool = False
-    introduced: bool = False
     measured: bool = False
 
 
@@ -228,7 +226,6 @@ def _place(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> _Place
     return _Place(
         begins=not i and not j,
         bare=not before.isdisjoint(known.helpers),
-        introduced=not before.isdisjoint(known.articles | _POSSESSIVES),
         measured="how" in before and (_is_inverted(one[i + 1 :]) or _is_inverted(other[j + 1 :])),
     )
 
@@ -277,7 +274,7 @@ def _rivals(typed: str, meant: str, named: bool, place: _Place) -> tuple[str, ..
     if meant in NUMBERS_AND_DATES:
         return () if _is_slip_of_number(typed, meant) else None
     known = is_general(meant) or meant in CONDITIONS or is_usual(meant)
-    if not known and (named or not is_compound(meant)):
+    if not known and (named or not is_compound(meant) or is_compound(typed)):
         least = _NAME - (meant in general_words().names)
         return () if is_swapped(typed, meant) and typed[0] == meant[0] and len(meant) >= least else None
     kind = kind_of(typed, meant)
@@ -301,7 +298,8 @@ def _rivals(typed: str, meant: str, named: bool, place: _Place) -> tuple[str, ..
         if other <= kind:
             rivals.append(word)
     usual = [word for word in rivals if is_usual(word)]
-    if len(usual) > _MOST_RIVALS:
+    most = 0 if kind == OTHER and len(meant) < _LONG and len(typed) == len(meant) else _MOST_RIVALS
+    if len(usual) > most:
         return None
     return tuple(sorted(rivals, key=lambda word: (word not in usual, word))[:_MOST_RIVALS])
 
@@ -375,8 +373,8 @@ def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
 def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
     """Return whether a word that is one makes no sense where the other question has the word that is meant.
 
-    It has a meaning where a word of grammar is needed ("more tan one"), it is a helping verb where a measure is
-    ("how may days did it take"), or it is a name alone, in small letters behind an article: "the rom".
+    It has a meaning where a word of grammar is needed ("more tan one"), or it is a helping verb where a measure is
+    ("how may days did it take").
     """
     if typed in NUMBERS_AND_DATES - {"may"}:
         return False
@@ -384,10 +382,7 @@ def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
         return place.measured and meant in _measures()
     if typed in words_of_grammar():
         return False
-    if meant in _ASKING_OR_RELATING:
-        return not is_usual(typed)
-    is_only_name = typed in general_words().names and not is_general(typed)
-    return is_only_name and place.introduced and is_general(meant)
+    return meant in _ASKING_OR_RELATING and not is_usual(typed)
 
 
 def _measures() -> frozenset[str]:
