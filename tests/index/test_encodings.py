@@ -37,6 +37,8 @@ def test_a_byte_order_mark_changes_nothing_about_damage():
     assert decode(b"\xef\xbb\xbf" + data[:65] + b"\xff" + data[65:]) == decode(
         data[:65] + b"\xff" + data[65:]
     )
+    short = b"\xef\xbb\xbfThe key \xff is under the mat, and \xff the code is walnut."
+    assert decode(short) == (short[3:].decode("utf-8", "replace"), "damaged UTF-8: 2 places shown as U+FFFD")
     for marked in (FRENCH.encode("utf-16") + b"x", FRENCH.encode("utf-16") + b"\x00\xd8"):
         text, note = decode(marked)
         assert text == FRENCH + "\ufffd"
@@ -139,3 +141,12 @@ def test_a_declared_encoding_is_used():
     assert decode(page.encode("koi8-r")) == (page, "")
     source = f"# -*- coding: cp1251 -*-\nname = '{PHRASES['cp1251']}'\n"
     assert decode(source.encode("cp1251")) == (source, "")
+
+
+@pytest.mark.parametrize("data", ["schön, und Köln".encode("cp850"), "本田,1".encode("cp932"), b"wal\x93nut"])
+def test_the_byte_of_a_quotation_mark_within_a_word_is_flagged(data):
+    assert "uncertain" in decode(data).note
+
+
+def test_quotation_marks_and_dashes_alone_are_certain():
+    assert decode("“It’s here” – at last…".encode("cp1252")) == ("“It’s here” – at last…", "")

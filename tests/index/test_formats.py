@@ -158,7 +158,14 @@ def test_tables_of_markdown_and_html_know_their_header(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["|" * 500_000, "a|b\n" + "-|" * 250_000, "a|b\n" + " " * 500_000 + "x", "# " + " #" * 250_000 + "x"],
+    [
+        "|" * 500_000,
+        "a|b\n" + "-|" * 250_000,
+        "a|b\n" + " " * 500_000 + "x",
+        "# " + " #" * 250_000 + "x",
+        "# y" + " " * 500_000 + "x",
+        "# " + "#" * 500_000 + "x",
+    ],
 )
 def test_a_line_of_half_a_megabyte_takes_no_longer_than_its_length(tmp_path, text):
     began = time.process_time()

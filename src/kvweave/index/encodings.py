@@ -67,6 +67,9 @@ _UNSPACED: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "FULLWIDTH"
 _MIN_PLAUSIBLE: Final = 0.8
 _MIN_HIGH_BYTES: Final = 5
 _QUOTES_AND_DASHES: Final = "‘’“”–—…•".encode("cp1252")
+_WITHIN_OR_LEADING: Final = re.compile(rb"[0-9A-Za-z][\x80-\x91\x93-\x9f]+[0-9A-Za-z]|[\x80-\x9f][{|}\[\]\\]")
+"""Such a byte within a word is a letter of another encoding; before these signs it may begin a Japanese one."""
+
 _MIN_COHERENCE: Final = 0.3
 """charset-normalizer's measure, 0..1: how well the letters' frequencies fit a language. Short texts have 0."""
 
@@ -105,7 +108,8 @@ def _decode_marked(data: bytes, encoding: str) -> Decoded:
     except UnicodeDecodeError as error:
         text, name = data.decode(encoding, "replace"), encoding.removesuffix("-sig").upper()
         damaged = text.count("\ufffd")
-        if damaged > max(1, _MAX_CONTROL_SHARE * len(text)) or damaged == len(text):
+        most = 1 - _MIN_UTF8_SHARE if encoding == "utf-8-sig" else _MAX_CONTROL_SHARE
+        if damaged > max(1, most * len(text)) or damaged == len(text):
             raise UnreadableDocument(
                 f"damaged text: it starts like {name}, but {damaged:,} of {len(text):,} characters are none"
             ) from error
@@ -215,7 +219,8 @@ def _declared(data: bytes) -> Decoded | None:
 
 def _guessed(data: bytes) -> Decoded:
     """Decode by the likeliest encoding, and say that it is a guess unless two kinds of evidence agree."""
-    if not data.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES):
+    only_marks = not data.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES)
+    if only_marks and not _WITHIN_OR_LEADING.search(data):
         return Decoded(data.decode("cp1252"))  # these signs are the same in every Windows-125x
     for encoding, certain in _ranked(_sample(data)):
         try:

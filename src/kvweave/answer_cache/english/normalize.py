@@ -206,26 +206,29 @@ def strip_frame(text: str, known: Lexicon) -> tuple[str, bool]:
 
 def _is_time_sensitive(words: list[Word], known: Lexicon) -> bool:
     """Return whether words such as "today" or "next week" relate the question to the present."""
+    past = any(word.text in _PAST or word.form == "past" for word in words)
+    asked: list[Word] = []  # the words behind the first "how"
     for at, word in enumerate(words):
         after = words[at + 1].text if at + 1 < len(words) else ""
+        if word.text == "how" and not asked:
+            asked = words[at + 1 : at + 3]
         if word.text in known.time_sensitive and (word.text, after) != ("now", "that"):
             return True
-        if word.text == "in" and _is_from_now(words, at, known):
+        if word.text == "in" and not past and _is_from_now(words, at, asked, known):
             return True
         if word.text in known.relative and _is_relative(words, at, known):
             return True
     return False
 
 
-def _is_from_now(words: Sequence[Word], at: int, known: Lexicon) -> bool:
+def _is_from_now(words: Sequence[Word], at: int, asked: Sequence[Word], known: Lexicon) -> bool:
     """Return whether what "in" at a place begins is a time from now on, as "in two days" most often is.
 
-    Not in the past ("scored in two hours"), nor where one asks how many hours are in two days, or how much is done in a day.
+    Not where one asks how many hours are in two days, or how much is done in a day. `asked` has the words behind "how".
     """
-    time = words[at + 1 : at + 1 + _length_of_time(words[at + 1 :], known)]
-    if len(time) < 2 or any(word.text in _PAST or word.form == "past" for word in words):
+    time = words[at + 1 : at + 1 + _length_of_time(words[at + 1 : at + 1 + _MOST_OF_TIME], known)]
+    if len(time) < 2:
         return False
-    asked = next((words[n + 1 : n + 3] for n in range(at) if words[n].text == "how"), [])
     if not asked or asked[0].text not in ("many", "much", *known.measures):
         return True
     converted = asked[-1].base in known.units_of_time and words[at - 1].text in (*known.be, "there")
@@ -234,7 +237,7 @@ def _is_from_now(words: Sequence[Word], at: int, known: Lexicon) -> bool:
 
 def _is_relative(words: Sequence[Word], at: int, known: Lexicon) -> bool:
     """Return whether a word such as "next" relates a time to the present; "the last week of the term" does not."""
-    length = _length_of_time(words[at + 1 :], known)
+    length = _length_of_time(words[at + 1 : at + 1 + _MOST_OF_TIME], known)
     if not length:
         return at + 1 < len(words) and is_date(words[at + 1].base)
     whole = words[at + 1 + length : at + 4 + length]

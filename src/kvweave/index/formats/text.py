@@ -15,7 +15,7 @@ from kvweave.index.html import read_html
 from kvweave.types import Section
 
 _UNDERLINED: Final = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", re.MULTILINE)
-_ATX_HEADING: Final = re.compile(r"^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
+_ATX_HEADING: Final = re.compile(r"^(#{1,6})[ \t]+([^ \t\n].*)$", re.MULTILINE)
 _FENCED: Final = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
 _TABLE_RULE: Final = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
 """The line below a table's header; its time is linear, as that of all patterns here: a line may have megabytes."""
@@ -67,7 +67,10 @@ def _notes(note: str) -> tuple[str, ...]:
 def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
     """Return the title and the sections, which begin at headings, at tables and behind tables."""
     plain = _FENCED.sub(lambda block: " " * len(block[0]), text)  # as long, so that offsets stay
-    found: list[Heading] = [(each.start(), each[1], each[2].strip()) for each in _ATX_HEADING.finditer(plain)]
+    found: list[Heading] = [
+        (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
+        for each in _ATX_HEADING.finditer(plain)
+    ]
     title = found[0][2] if found else ""
     underlined = [
         (each.start(), "#" if each[2] == "=" else "##", each[1].strip())
