@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import kvweave
-from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
+from experiment import (
+    add_model,
+    argument_parser,
+    command_of,
+    environment,
+    model_of,
+    rounded,
+    run_script,
+    write_result,
+)
 from kvweave.engine.answering.ask import holds
 from kvweave_lab.eval.metrics import string_match_part
 from kvweave_lab.eval.natural.questions import SHIPPED, UNANSWERABLE, Question, shipped_set
-from kvweave_lab.real_model import prepared_folder
 
 
 def main() -> None:
@@ -23,7 +31,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--split", default="test", help="dev (to tune on) or test (to report)")
     parser.add_argument("--limit", type=int, default=40, help="questions of each kind")
-    parser.add_argument("--model", default="real", help="real (Gemma 3 270M), reference, or any other")
+    add_model(parser)
     options = parser.parse_args()
     asked = [question for question in shipped_set().questions if question.split == options.split]
     groups = {
@@ -32,8 +40,7 @@ def main() -> None:
             [question for question in asked if question.kind != UNANSWERABLE], options.limit
         ),
     }
-    model = str(prepared_folder()) if options.model == "real" else options.model
-    given = {"model": model, "recipe": "full", "answer_limit_bytes": 0, "max_new_tokens": 32}
+    given = {"model": model_of(options), "recipe": "full", "answer_limit_bytes": 0, "max_new_tokens": 32}
     with (
         tempfile.TemporaryDirectory() as home,
         kvweave.open("natural", home=home, use_server=False, **given) as base,

@@ -20,9 +20,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
+from experiment import (
+    add_model,
+    argument_parser,
+    command_of,
+    environment,
+    model_of,
+    rounded,
+    run_script,
+    write_result,
+)
 from kvweave.errors import InvalidRequest
-from kvweave_lab.real_model import prepared_folder
 
 TARGET_S = 30.0
 _SUFFIXES = (".txt", ".md", ".html")
@@ -35,7 +43,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--pages", type=int, default=200)
     parser.add_argument("--source", type=Path, default=Path("/usr/share/doc"), help="folder of text files")
-    parser.add_argument("--model", default="real", help="real (Gemma 3 270M), reference, or any other")
+    add_model(parser)
     parser.add_argument("--question", default="Who wrote this program, and under which licence?")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +89,7 @@ def measured(home: Path, pages: Path, options: argparse.Namespace) -> dict[str, 
         "KVWEAVE_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
     }
-    model = str(prepared_folder() or _missing()) if options.model == "real" else options.model
+    model = model_of(options)
     kvweave = [sys.executable, "-m", "kvweave"]
     began = time.perf_counter()
     added = json.loads(_output([*kvweave, "add", str(pages), "--model", model, "--json"], variables))
@@ -108,10 +116,6 @@ def measured(home: Path, pages: Path, options: argparse.Namespace) -> dict[str, 
         "without_kv_after_answer": after["left_without_kv"],
         "background": added.get("preparation", {}).get("by", ""),
     }
-
-
-def _missing() -> str:
-    raise InvalidRequest("the real model is not prepared; run `make real`, or name another --model")
 
 
 def _output(command: list[str], variables: dict[str, str]) -> str:

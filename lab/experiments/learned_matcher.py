@@ -20,7 +20,6 @@ sign of the same meaning. Reworded look-alikes, a paraphrase beside a look-alike
 (`near_questions.py` makes them). Some matchers are trained with them too.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +33,16 @@ from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
+from experiment import (
+    add_model,
+    argument_parser,
+    command_of,
+    environment,
+    model_of,
+    rounded,
+    run_script,
+    write_result,
+)
 from kvweave.answer_cache.english.alignment import FEATURES, features
 from kvweave.answer_cache.english.context import questions_in
 from kvweave.answer_cache.english.normalize import clean_text, difference, normalize
@@ -48,10 +56,9 @@ from kvweave.predict.filters import content_stems
 from kvweave_lab.eval.natural.questions import shipped_set
 from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.question_matching import text_cosines, wilson_interval
-from kvweave_lab.real_model import prepared_folder
 from near_questions import QUESTIONS, Pair, pairs_of
 from question_likelihood import Likelihoods
-from reader_predictions import DOCUMENTS, PREDICTIONS, Predicted
+from reader_predictions import DOCUMENTS, read_predictions
 
 HANDS: Final = ("people_dev", "people_dev_more", "people_test")
 READER: Final = "reader"
@@ -128,7 +135,7 @@ class Pool(NamedTuple):
 
 def readers_pairs(encoder: TextEncoder) -> list[Pair]:
     """Return each question of the set with the nearest wordings of a reader's predictions."""
-    predicted = [Predicted(**json.loads(line)) for line in PREDICTIONS.read_text("utf-8").splitlines()]
+    predicted = read_predictions()
     _, asked = choose(shipped_set(), Request(DOCUMENTS, len(predicted), "test"))
     texts = np.array([each.wordings for each in predicted])  # (predictions, wordings)
     vectors = encoder.encode(texts.ravel().tolist()).reshape(*texts.shape, -1)
@@ -346,15 +353,14 @@ def measured(pool: Pool) -> dict[str, Any]:
 def main() -> None:
     """Score the pairs, train and test, and write the result."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--model", default="real", help="real (Gemma 3 270M), reference, or any other")
+    add_model(parser)
     parser.add_argument(
         "--likelihoods", type=Path, default=Path("likelihoods.jsonl"), help="where an interrupted run resumes"
     )
     options = parser.parse_args()
-    model = str(prepared_folder()) if options.model == "real" else options.model
     pairs = [(hand, pair) for hand in HANDS for pair in pairs_of([QUESTIONS / f"{hand}.jsonl"])]
     pairs += [(READER, pair) for pair in readers_pairs(TextEncoder())]
-    pool = pool_of(pairs, Likelihoods(load_model(model), options.likelihoods))
+    pool = pool_of(pairs, Likelihoods(load_model(model_of(options)), options.likelihoods))
     write_result({**environment(command_of(options)), **rounded(measured(pool))}, options.output)
 
 

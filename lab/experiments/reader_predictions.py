@@ -25,7 +25,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
+from experiment import (
+    add_model,
+    argument_parser,
+    command_of,
+    environment,
+    model_of,
+    rounded,
+    run_script,
+    write_result,
+)
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.matching import ENGLISH, Comparison, EnglishMatcher, Matcher
 from kvweave.answer_cache.near_misses import NearMiss
@@ -37,7 +46,6 @@ from kvweave_lab.eval.natural.questions import Question, QuestionSet, shipped_se
 from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.prediction.systems import contains
 from kvweave_lab.eval.question_matching import wilson_interval
-from kvweave_lab.real_model import prepared_folder
 
 PREDICTIONS: Final = Path(__file__).with_name("reader_questions.jsonl")
 DOCUMENTS, CHUNK_TOKENS, TOP_K = 10, 160, 5
@@ -66,6 +74,11 @@ class Predicted:
     @property
     def wordings(self) -> tuple[str, ...]:
         return (self.question, *self.others)
+
+
+def read_predictions() -> list[Predicted]:
+    """Return the reader's questions."""
+    return [Predicted(**json.loads(line)) for line in PREDICTIONS.read_text("utf-8").splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +234,7 @@ def drawn_evenly(content: QuestionSet, names: Sequence[str], asked: Sequence[Que
     A question of the set is met where a sentence with any part of its evidence is drawn: at most that is served.
     """
     places = [(name, *span) for name in names for span in sentences(content.documents[name])]
-    hits = [
-        sum(
-            any(name == one.doc and start < one.end and one.start < end for one in question.evidence)
-            for name, start, end in places
-        )
-        for question in asked
-    ]
+    hits = [sum(rests_on(question, *place) for place in places) for question in asked]
 
     def met(draws: int) -> float:
         missed = (math.comb(len(places) - each, draws) / math.comb(len(places), draws) for each in hits)
@@ -255,7 +262,14 @@ def measured(base: ReadersBase, content: QuestionSet, predicted: Sequence[Predic
         for each in predicted
         if each.doc in {one.doc for one in question.evidence} and contains(each.answer, question)
     }
-    overlap = {question.id for question in asked for each in predicted if _overlaps(content, each, question)}
+    quotes = [
+        (each.doc, content.documents[each.doc].index(each.quote), len(each.quote)) for each in predicted
+    ]
+    overlap = {
+        question.id
+        for question in asked
+        if any(rests_on(question, doc, start, start + length) for doc, start, length in quotes)
+    }
     by_text = {text: each for each in predicted for text in each.wordings}
     vectors = base.encoder.encode([each.text for each in asked])
     rows = []
@@ -291,27 +305,25 @@ def measured(base: ReadersBase, content: QuestionSet, predicted: Sequence[Predic
     }
 
 
-def _overlaps(content: QuestionSet, each: Predicted, question: Question) -> bool:
-    start = content.documents[each.doc].index(each.quote)
-    end = start + len(each.quote)
-    return any(one.doc == each.doc and start < one.end and one.start < end for one in question.evidence)
+def rests_on(question: Question, doc: str, start: int, end: int) -> bool:
+    """Return whether any of a question's evidence stands in this part of a document."""
+    return any(one.doc == doc and start < one.end and one.start < end for one in question.evidence)
 
 
 def main() -> None:
     """Store the reader's questions, look the set's up, and write the result."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--model", default="real", help="real (Gemma 3 270M), reference, or any other")
+    add_model(parser)
     options = parser.parse_args()
     content = shipped_set()
-    predicted = [Predicted(**json.loads(line)) for line in PREDICTIONS.read_text("utf-8").splitlines()]
+    predicted = read_predictions()
     names, _ = choose(content, Request(DOCUMENTS, len(predicted), "test"))
-    model = str(prepared_folder()) if options.model == "real" else options.model
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "documents"
         files.mkdir()
         for name in names:
             (files / name).write_text(content.documents[name], encoding="utf-8")
-        config = read_config(Path(folder) / "home", model=model, chunk_tokens=CHUNK_TOKENS)
+        config = read_config(Path(folder) / "home", model=model_of(options), chunk_tokens=CHUNK_TOKENS)
         with ReadersBase("documents", config) as base:
             base.add(files, wait=False)
             found = measured(base, content, predicted)

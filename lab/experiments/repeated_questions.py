@@ -33,6 +33,9 @@ _MOST_ERRORS: Final = 3
 
 Variant = Callable[[str], str | None]
 
+Typed = list[tuple[str, str]]
+"""Questions, each as it is typed again."""
+
 
 def mistyped(question: str, errors: int, draw: random.Random) -> str | None:
     """Return a question with so many typing errors, each in another word; None if it has too few words for them."""
@@ -94,15 +97,14 @@ def same(question: str, typed: str) -> bool:
     return ENGLISH.same(typed, question, COSINE, AnswersConfig().answer_threshold)
 
 
-def missed(questions: list[str], errors: int, draw: random.Random) -> list[dict[str, Any]]:
+def missed(typed: Typed, errors: int) -> list[dict[str, Any]]:
     """Return how many questions with so many typing errors are missed for each reason, the most first, with an example."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for question in questions:
-        typed = mistyped(question, errors, draw)
-        if typed is None or same(question, typed):
+    for question, text in typed:
+        if same(question, text):
             continue
-        why, example = reason(question, typed)
+        why, example = reason(question, text)
         counts[why] += 1
         examples.setdefault(why, example)
     return [
@@ -128,9 +130,13 @@ def one_letter_apart(one: str, other: str) -> str:
     return "name" if here.named and there.named else "word"
 
 
-def found_again(questions: list[str], variant: Variant) -> dict[str, Any]:
-    """Return how many questions have such a variant, how many of these the matcher takes for the same, and the share's interval."""
-    typed = [(question, text) for question in questions if (text := variant(question)) is not None]
+def typed_again(questions: list[str], variant: Variant) -> Typed:
+    """Return the questions that have such a variant, each with it."""
+    return [(question, text) for question in questions if (text := variant(question)) is not None]
+
+
+def found_again(typed: Typed) -> dict[str, Any]:
+    """Return how many questions have a variant, how many of these the matcher takes for the same, and the share's interval."""
     found = sum(same(question, text) for question, text in typed)
     share = wilson_interval(found, len(typed))
     return {
@@ -161,15 +167,14 @@ def main() -> None:
         "two typing errors": partial(mistyped, errors=2, draw=draw),
         "three typing errors": partial(mistyped, errors=3, draw=draw),
     }
-    rows = [{"variant": name, **found_again(questions, variant)} for name, variant in variants.items()]
+    typed = {name: typed_again(questions, variant) for name, variant in variants.items()}
+    rows = [{"variant": name, **found_again(each)} for name, each in typed.items()]
     lookalikes = [pair for pair in pairs if not pair["same"]]
     apart = Counter(filter(None, (one_letter_apart(pair["a"], pair["b"]) for pair in lookalikes)))
     measured = {
         "cosine": COSINE,
         "rows": rows,
-        "missed": [
-            row for errors in (1, 2) for row in missed(questions, errors, random.Random(options.seed))
-        ],
+        "missed": [*missed(typed["one typing error"], 1), *missed(typed["two typing errors"], 2)],
         "lookalikes": len(lookalikes),
         "one_letter_apart": dict(apart),
     }

@@ -156,7 +156,7 @@ def _against_full(against: Mapping[tuple[str, float], Result]) -> list[str]:
             " the order of the prompt hides it. A chunk that was prepared behind the one before it in its document has read what it refers to:"
             f" with nothing recomputed, `following` chunks reach {by_name['following+reuse']} and `woven` chunks {by_name['woven+reuse']}. Tokens that"
             f" are recomputed read the prompt instead, and lose that: {by_name['following+cacheblend']} with `cacheblend` behind the same"
-            f" `following` chunks, {by_name['weave']} with `weave`. Where a caller's order is not the text's, recomputing harms this model.",
+            f" `following` chunks, {by_name['weave']} with `weave`; {by_name['following+prophetkv']} with `prophetkv` behind `following` chunks.",
         ]
     return lines
 

@@ -1,7 +1,5 @@
 """The measurements of what prediction and matching could reach at best: their data, scores and thresholds."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ def learned(script):
 def test_the_readers_questions_are_about_the_evaluations_documents(reader):
     content = shipped_set()
     names, asked = choose(content, Request(reader.DOCUMENTS, 60, "test"))
-    rows = [reader.Predicted(**json.loads(line)) for line in reader.PREDICTIONS.read_text().splitlines()]
+    rows = reader.read_predictions()
     assert [each.doc for each in rows] == [name for name in names for _ in range(6)]
     assert all(content.documents[each.doc].count(each.quote) == 1 for each in rows)
     texts = [text for each in rows for text in each.wordings]

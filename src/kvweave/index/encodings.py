@@ -164,7 +164,8 @@ def _looks_wide(data: bytes, encoding: str) -> bool:
     pairs = data[: len(data) // 2 * 2][:_SAMPLE_BYTES]
     low, high = (pairs[0::2], pairs[1::2]) if encoding == "utf-16-le" else (pairs[1::2], pairs[0::2])
     units = len(high)
-    ones = Counter(zip(high, low, strict=True))[0x4E, 0]  # 一, "one", which Chinese is full of
+    counted = Counter(zip(high, low, strict=True))
+    ones = counted[0x4E, 0]  # 一, "one", which Chinese is full of
     if not units or low.count(0) - ones > max(2, units // 100):
         return False
     counts = Counter(high)
@@ -173,8 +174,7 @@ def _looks_wide(data: bytes, encoding: str) -> bool:
     if zero + letters >= 0.9 * units and (zero >= 0.4 * units or (alphabet < 0x20 and zero >= 0.05 * units)):
         return True
     east_asian = sum(counts[byte] for byte in (*range(0x4E, 0xA0), 0x30, 0xFF))
-    marks = sum(1 for unit in zip(high, low, strict=True) if unit in _EAST_ASIAN_MARKS)
-    return east_asian + zero >= 0.95 * units and marks > 0
+    return east_asian + zero >= 0.95 * units and not _EAST_ASIAN_MARKS.isdisjoint(counted)
 
 
 # UTF-8 with a few damaged bytes

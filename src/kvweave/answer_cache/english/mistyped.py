@@ -9,7 +9,7 @@ numbers and codes are never taken for each other; a name only for itself with tw
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from kvweave.answer_cache.english.dates import fold_dates
@@ -64,12 +64,12 @@ _CONFUSED: Final = tuple(
 _ASKING_OR_RELATING: Final = frozenset(
     "what when where which does could would should shall against among because during from into onto since than until upon with".split()
 )
-"""Words of grammar in whose place no other word gives another question."""
+"""Question words, prepositions and helping verbs; a rare word in their place is a typing error."""
 
 _WITH_TENSE: Final = frozenset(
     "am is are was were does did has had could might must shall should will would".split()
 )
-"""Helping verbs that no other one stands in front of."""
+"""Helping verbs that begin what is asked: "how long did we stay"."""
 
 _MOST_COUNTED: Final = 4
 """How many words what is counted may have, with the verb behind it: "cubic metres did"."""
@@ -385,6 +385,7 @@ def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
     return meant in _ASKING_OR_RELATING and not is_usual(typed)
 
 
+@cache
 def _measures() -> frozenset[str]:
     """Return the words that stand behind "how"."""
     return frozenset(HOW) | lexicon().measures.keys()

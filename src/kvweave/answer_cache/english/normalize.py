@@ -226,7 +226,7 @@ def _is_from_now(words: Sequence[Word], at: int, asked: Sequence[Word], known: L
 
     Not where one asks how many hours are in two days, or how much is done in a day. `asked` has the words behind "how".
     """
-    time = words[at + 1 : at + 1 + _length_of_time(words[at + 1 : at + 1 + _MOST_OF_TIME], known)]
+    time = words[at + 1 : at + 1 + _length_of_time(words, at + 1, known)]
     if len(time) < 2:
         return False
     if not asked or asked[0].text not in ("many", "much", *known.measures):
@@ -237,7 +237,7 @@ def _is_from_now(words: Sequence[Word], at: int, asked: Sequence[Word], known: L
 
 def _is_relative(words: Sequence[Word], at: int, known: Lexicon) -> bool:
     """Return whether a word such as "next" relates a time to the present; "the last week of the term" does not."""
-    length = _length_of_time(words[at + 1 : at + 1 + _MOST_OF_TIME], known)
+    length = _length_of_time(words, at + 1, known)
     if not length:
         return at + 1 < len(words) and is_date(words[at + 1].base)
     whole = words[at + 1 + length : at + 4 + length]
@@ -250,9 +250,9 @@ def _is_relative(words: Sequence[Word], at: int, known: Lexicon) -> bool:
     )
 
 
-def _length_of_time(words: Sequence[Word], known: Lexicon) -> int:
-    """Return how many words at the start say a length of time: 2 of "two days", 4 of "a couple of days"; 0 if they do not."""
-    for n, word in enumerate(words[:_MOST_OF_TIME]):
+def _length_of_time(words: Sequence[Word], at: int, known: Lexicon) -> int:
+    """Return how many words from a place on say a length of time: 2 of "two days", 4 of "a couple of days"; 0 if they do not."""
+    for n, word in enumerate(words[at : at + _MOST_OF_TIME]):
         if word.base in known.units_of_time:
             return n + 1
         if not (word.text in ("a", "an", "of") or word.text in known.few or _COUNT.fullmatch(word.text)):
