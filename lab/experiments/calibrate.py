@@ -66,7 +66,10 @@ def kept_weights(verdict: Verdict, share: float) -> dict[str, Any]:
         for each in verdict.weights.trials
     )
     tried = replace(verdict.weights, trials=trials)
-    return {**asdict(tried), "chosen": None if tried.best is None else tried.best.bits}
+    found = asdict(tried)
+    for each in found["trials"]:
+        del each["recipe"], each["budget"]  # of another share
+    return {**found, "chosen": None if tried.best is None else tried.best.bits}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvweave.engine.background import calibration
+from kvweave.engine.background import budget_trials, calibration
 
 GLORRIC = "What is the password of Glorric?"
 QUESTIONS = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis order?")
@@ -13,8 +13,8 @@ QUESTIONS = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis orde
 @pytest.fixture
 def three(monkeypatch, tmp_path):
     """Three questions are enough, and one budget is tried; returns their file."""
-    made = calibration.candidates
-    monkeypatch.setattr(calibration, "candidates", lambda *given: made(*given)[1:2])
+    made = budget_trials.candidates
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: made(*given)[1:2])
     monkeypatch.setattr(calibration, "MIN_QUESTIONS", 3)
     file = tmp_path / "questions.jsonl"
     file.write_text("\n".join(json.dumps({"question": each}) for each in QUESTIONS))
@@ -41,7 +41,7 @@ def test_a_verdict_is_made_shown_and_used(command, documents, three):
 
 
 def test_fewer_bits_are_tried_shown_and_told(command, documents, three, monkeypatch):
-    monkeypatch.setattr(calibration, "candidates", lambda *given: [])
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: ())
     command("add", documents, "--quiet", "--recipe", "prefix", "--device", "cpu")
     assert "weights" not in command("calibrate", "--questions", three).stdout
     assert "weights" not in {finding["name"] for finding in command.json("doctor")}
@@ -52,7 +52,14 @@ def test_fewer_bits_are_tried_shown_and_told(command, documents, three, monkeypa
     assert rows["int8"][3:] == ["3", "3", "(44%", "to", "100%)", "3", "(44%", "to", "100%)", "keeps"]
     sentence = told.splitlines()[-1]
     assert sentence.startswith("int")
-    assert "this one keeps its full weights, since its stored KV and answers are of them" in sentence
+    assert (
+        "prefix is the cheapest recipe that keeps enough with them; `kvweave add PATHS --weights int"
+        in sentence
+    )
+    assert (
+        "this one keeps its full weights, since its stored KV, answers and conversations are of them"
+        in sentence
+    )
     shown = command("calibrate", "--show").stdout
     assert sentence in shown
     found = command.json("calibrate", "--show")

@@ -4,7 +4,8 @@ import pytest
 import tiny_kb
 
 from kvweave.engine import verdicts
-from kvweave.engine.background import calibration, jobs
+from kvweave.engine.background import budget_trials, calibration, jobs
+from kvweave.engine.background.budget_trials import BudgetTrials
 from kvweave.engine.background.calibration import Calibrator
 from kvweave.engine.background.prediction import QuestionPredictor
 from kvweave.engine.components import Components
@@ -24,8 +25,8 @@ QUESTIONS = [f"Where is the {river * 5} river of note {n}?" for n in range(7) fo
 @pytest.fixture
 def few(monkeypatch):
     """Four questions are enough for a verdict, and two budgets are tried."""
-    made = calibration.candidates
-    monkeypatch.setattr(calibration, "candidates", lambda *given: made(*given)[:2])
+    made = budget_trials.candidates
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: made(*given)[:2])
     monkeypatch.setattr(calibration, "MIN_QUESTIONS", 4)
     return QUESTIONS[:4]
 
@@ -147,7 +148,7 @@ def _ids(base, path):
 
 def test_a_ratio_of_the_choice_is_part_of_the_answers_settings(open_kb, few, monkeypatch):
     (budget,) = (each for each in candidates(None, "auto", None) if each.key == "weave 0.05")
-    monkeypatch.setattr(calibration, "candidates", lambda *given: [budget])
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: [budget])
     base = open_kb(**ANYTHING)
     verdict = base.calibrate(few)
     assert (verdict.recipe, verdict.ratio, verdict.budget) == ("weave", 0.05, 0.05)
@@ -159,7 +160,7 @@ def test_a_ratio_of_the_choice_is_part_of_the_answers_settings(open_kb, few, mon
 
 def test_where_nothing_keeps_enough_it_is_prefix(open_kb, few, monkeypatch):
     monkeypatch.setattr(
-        Calibrator, "_compare", lambda self, context, candidate, *rest: Measured(True, False, 0.1, 1.0)
+        BudgetTrials, "_compare", lambda self, context, candidate, *rest: Measured(True, False, 0.1, 1.0)
     )
     base = open_kb()
     verdict = base.calibrate(few)

@@ -98,6 +98,20 @@ def test_a_knowledge_base_older_than_the_choice_has_full_weights(open_kb, docume
     assert again.ask(GLORRIC).plan.reused_share > 0.5
 
 
+def test_a_process_is_refused_once_another_has_filled_it_with_another_model(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    assert base.ask(GLORRIC).text
+    other = open_kb(weights="int8")
+    other.remove_all()
+    other.add(documents)
+    with pytest.raises(KnowledgeBaseMismatch, match=r"--weights int8.*--weights full"):
+        base.ask(GLORRIC)
+    with pytest.raises(KnowledgeBaseMismatch, match=r"--weights int8.*--weights full"):
+        base.calibrate([f"{GLORRIC} {number}" for number in range(20)])
+    assert other.ask(GLORRIC).plan.reused_share > 0.5
+
+
 def test_another_chunk_length_is_refused(open_kb, documents):
     open_kb(chunk_tokens=48).add(documents)
     with pytest.raises(KnowledgeBaseMismatch, match="--chunk-tokens '48', not '64'"):

@@ -13,15 +13,18 @@ from transformers import AutoModelForCausalLM
 import kvweave
 from kvweave.config import read_config
 from kvweave.engine import verdicts
-from kvweave.engine.background import calibration
+from kvweave.engine.background import budget_trials, calibration, weights_trial
+from kvweave.engine.background.budget_trials import BudgetTrials
 from kvweave.engine.background.weights_trial import WeightsTrials, fewer_bits
 from kvweave.engine.components import Components
 from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.engine.serving.resident import ResidentModels
 from kvweave.engine.tried_weights import TriedWeights, WeightsTrial
+from kvweave.engine.verdicts import Measured
 from kvweave.errors import InvalidRequest, NotEnoughMemory, UnsupportedModel
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.quantised import held_bytes
+from kvweave.recipes.candidates import candidates
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 RECIPE = "prefix"
@@ -34,12 +37,14 @@ QUESTIONS = (
     "Is Sendbel older than Glorric?",
     "Say something nice.",
 )
+KEPT = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis order?")
+"""Questions that the reference model answers alike with 8 bits."""
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """A few questions are enough for a verdict, and no budget is tried beside the weights."""
-    monkeypatch.setattr(calibration, "candidates", lambda *given: [])
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: ())
     monkeypatch.setattr(calibration, "MIN_QUESTIONS", 2)
 
 
@@ -134,6 +139,65 @@ def test_the_least_shares_are_the_settings(open_kb, documents, folder):
     assert "keep 0% of first tokens and 0% of answers" in verdict.weights_told
 
 
+def test_budgets_with_fewer_bits_are_compared_with_the_models_own_replies(open_kb, documents, monkeypatch):
+    """The cheapest two budgets lose a reply with 8 bits, so that the third is named; with full weights the first keeps enough."""
+    base = open_kb(max_new_tokens=8)
+    base.add(documents)
+    reply, own, compared = weights_trial._reply, [], []
+
+    def recorded(adapter, *rest):
+        found = reply(adapter, *rest)
+        if adapter.fingerprint.weight_bits == "full":
+            own.append(found)
+        return found
+
+    def compare(self, context, candidate, prompt, options, full):
+        bits = context.model.fingerprint.weight_bits
+        compared.append((bits, candidate.key, full))
+        return Measured(bits == "full" or candidate.key == tried[2].key, True, 0.25, 1.0)
+
+    tried = candidates(None, "auto", None)[:3]
+    monkeypatch.setattr(weights_trial, "_reply", recorded)
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: tried)
+    monkeypatch.setattr(BudgetTrials, "_compare", compare)
+    verdict = base.calibrate(KEPT, try_weights=["int8"])
+    with_8 = [each for each in compared if each[0] == "int8"]
+    assert [key for _, key, _ in with_8] == [each.key for each in tried] + [
+        tried[2].key
+    ] * 2  # lost ones are left out
+    assert all(any(full is one for one in own) for _, _, full in with_8)
+    (found,) = verdict.weights.trials
+    assert found.keeps
+    assert (found.recipe, found.budget) == (tried[2].recipe.name, tried[2].recipe.ratio)
+    assert verdict.recipe == tried[0].recipe.name
+    assert f"{found.recipe} is the cheapest recipe that keeps enough with them" in verdict.weights_told
+
+
+def test_budgets_with_fewer_bits_keep_what_a_knowledge_base_with_them_answers(
+    open_kb, documents, monkeypatch
+):
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: candidates(*given)[1:2])
+    anything = {"calibrate_first_tokens": 0.0, "calibrate_answers": 0.0}
+    base = open_kb(max_new_tokens=8, recipe="reuse", **anything)
+    base.add(documents)
+    own = replies(base, QUESTIONS)
+    measure, found = BudgetTrials.measure, []
+
+    def recorded(self, context, *rest):
+        measured = measure(self, context, *rest)
+        found.append((context.model.fingerprint.weight_bits, measured["reuse 0"]))
+        return measured
+
+    monkeypatch.setattr(BudgetTrials, "measure", recorded)
+    base.calibrate(QUESTIONS, try_weights=["int8"])
+    other = open_kb("other", weights="int8", max_new_tokens=8, recipe="reuse")
+    other.add(documents)
+    answers = [other.ask(each, cache="off").text.strip() for each in QUESTIONS]
+    kept = [one.answer for bits, one in found if bits == "int8"]
+    assert kept == [text == whole for text, (_, whole) in zip(answers, own, strict=True)]
+    assert not all(kept)
+
+
 # What is said
 
 
@@ -151,12 +215,13 @@ def test_the_fewest_bytes_that_keep_enough_are_chosen():
 
 
 def test_one_sentence_says_what_to_do():
-    keeping = TriedWeights("full", 1_072_400_000, (trial("int8", 601_200_000),)).told(0.98, 0.9)
-    assert keeping == (
+    int8 = dataclasses.replace(trial("int8", 601_200_000), recipe="weave", budget=0.3)
+    assert TriedWeights("full", 1_072_400_000, (int8,)).told(0.98, 0.9) == (
         "int8 weights are the cheapest that keep 98% of first tokens and 90% of answers: of 20 questions int8 keeps 100% of first "
-        "tokens (95 % interval 84% to 100%) and 95% of answers (95 % interval 76% to 99%) in 601.2 MB instead of 1,072.4 MB; a "
-        "knowledge base made with `--weights int8` uses them, and this one keeps its full weights, since its stored KV and "
-        "answers are of them"
+        "tokens (95 % interval 84% to 100%) and 95% of answers (95 % interval 76% to 99%) in 601.2 MB instead of 1,072.4 MB, and "
+        "weave at ratio 0.3 is the cheapest recipe that keeps enough with them; `kvweave add PATHS --weights int8 --kb NAME` makes "
+        "a knowledge base that has them, and this one keeps its full weights, since its stored KV, answers and conversations are "
+        "of them"
     )
     lossy = TriedWeights("full", 10**9, (trial("int8", 6 * 10**8, keeps=False),)).told(0.98, 0.98)
     assert lossy.startswith(
@@ -189,8 +254,13 @@ def test_a_verdict_is_read_again_and_an_older_one_has_no_weights(open_kb, docume
     verdict = base.calibrate(QUESTIONS[:2], try_weights=["int8"])
     assert open_kb().calibration().verdict == verdict
     stored = dataclasses.asdict(verdict)
+    store = "UPDATE calibrations SET verdict = ?"
+    for name in ("recipe", "budget"):  # from before budgets were tried with them
+        del stored["weights"]["trials"][0][name]
+    base._state.database.execute(store, (json.dumps(stored),))
+    assert open_kb().calibration().verdict == verdict
     del stored["weights"]
-    base._state.database.execute("UPDATE calibrations SET verdict = ?", (json.dumps(stored),))
+    base._state.database.execute(store, (json.dumps(stored),))
     older = open_kb().calibration().verdict
     assert older == dataclasses.replace(verdict, weights=None)
     assert older.weights_told == ""

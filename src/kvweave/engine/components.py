@@ -147,9 +147,8 @@ class Components:
         """Load everything that a request passes through."""
         from kvweave.engine.answering.kb_question import RequestContext
 
-        if self._resident is not None:  # another process may have filled the knowledge base anew
-            self._metadata.check_model(self.model.fingerprint)
-            self._metadata.check("embedding", self.encoder.name)
+        self._metadata.check_model(self.model.fingerprint)  # another process may have filled it anew
+        self._metadata.check("embedding", self.encoder.name)
         return RequestContext(self.model, self._state.documents, self.index, self.encoder, self._state.store)
 
     def forget(self) -> None:

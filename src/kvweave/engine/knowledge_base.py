@@ -355,8 +355,9 @@ class KnowledgeBase:
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
 
         `try_weights` names fewer bits per weight, int8 or int4: the verdict then also tells what the model keeps with them under
-        full attention. It is loaded once more for each. Nothing is switched to them, nothing of an interrupted trial is kept, and a
-        later verdict that was made without them, as at idle time, tells nothing of them.
+        full attention, and which budget is the cheapest with them. It is loaded once more for each. Nothing is switched to them,
+        since stored KV, answers and conversations are of the weights they were made with. Nothing of an interrupted trial is kept,
+        and a later verdict that was made without them, as at idle time, tells nothing of them.
 
         Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
         questions, the model has no more bits than are to be tried, or another process is at background work; for weights to

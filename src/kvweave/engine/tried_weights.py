@@ -16,6 +16,7 @@ class WeightsTrial:
         first_tokens, answers: for how many of them the first token, and the answer, was the same.
         first_tokens_interval, answers_interval: 95 % intervals of the two shares (Wilson), 0..1.
         keeps: whether both shares are large enough.
+        recipe, budget: of the cheapest that with these bits keeps enough too, and its share of the stale tokens; prefix if none does.
     """
 
     bits: str
@@ -26,6 +27,13 @@ class WeightsTrial:
     first_tokens_interval: tuple[float, float]
     answers_interval: tuple[float, float]
     keeps: bool
+    recipe: str = "prefix"
+    budget: float = 0.0
+
+    @property
+    def cheapest(self) -> str:
+        """Name the recipe and its ratio."""
+        return f"{self.recipe} at ratio {self.budget:g}" if self.budget else self.recipe
 
     @property
     def told(self) -> str:
@@ -70,9 +78,10 @@ class TriedWeights:
         best, own = self.best, f"{self.own} weights in {_size(self.own_bytes)}"
         if best is not None:
             return (
-                f"{best.bits} weights are the cheapest that keep {enough}: {best.told} instead of {_size(self.own_bytes)}; a "
-                f"knowledge base made with `--weights {best.bits}` uses them, and this one keeps its {self.own} weights, since its "
-                "stored KV and answers are of them"
+                f"{best.bits} weights are the cheapest that keep {enough}: {best.told} instead of {_size(self.own_bytes)}, and "
+                f"{best.cheapest} is the cheapest recipe that keeps enough with them; `kvweave add PATHS --weights {best.bits} --kb "
+                f"NAME` makes a knowledge base that has them, and this one keeps its {self.own} weights, since its stored KV, answers "
+                "and conversations are of them"
             )
         tried = "; ".join(trial.told for trial in self.trials)
         if any(trial.keeps for trial in self.trials):

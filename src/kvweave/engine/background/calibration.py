@@ -1,11 +1,11 @@
 """Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
 
-It runs in steps; background work does one at a time. Where fewer bits per weight are tried, each question under each of them.
-Then each question under every remaining budget, then the KV that the chosen budget needs, in batches of chunks, then the verdict.
-What a budget's step has found is stored, so an interrupted calibration continues. A change of the documents makes it start over.
+It runs in steps; background work does one at a time. Where fewer bits per weight are tried, each question under each of them. Then
+each question under every remaining budget, then the KV that the chosen budget needs, in batches of chunks, then the verdict. What a
+step with the knowledge base's own weights has found is stored, so an interrupted calibration continues. A change of the documents
+makes it start over.
 """
 
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,33 +14,28 @@ from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.records import AnswerSettings
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.kb_question import RequestContext, tokenized_prompt_for
+from kvweave.engine.answering.kb_question import tokenized_prompt_for
 from kvweave.engine.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.engine.background.budget_trials import BudgetTrials
 from kvweave.engine.background.greedy_reply import Reply, counted_rows
 from kvweave.engine.background.precompute import prepare_context
 from kvweave.engine.background.step import Step
 from kvweave.engine.background.weights_trial import WeightsTrials
-from kvweave.engine.components import Components, ListedCorpus
-from kvweave.engine.state import CALIBRATION_FOLDER, IDLE_LOCK, KnowledgeBaseState, Progress
+from kvweave.engine.components import Components
+from kvweave.engine.state import IDLE_LOCK, KnowledgeBaseState, Progress
 from kvweave.engine.verdicts import (
     MIN_QUESTIONS,
     AutoRecipe,
-    Measured,
     MeasuredQuestion,
-    Trial,
     Verdict,
-    allowed_losses,
     chosen,
-    summarised,
 )
-from kvweave.errors import InvalidRequest, StoreFull
+from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
-from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.precision import WeightBits
 from kvweave.predict.store import HISTORY_LIMIT
-from kvweave.recipes.candidates import Candidate, candidates
-from kvweave.recipes.context import PrepareContext
+from kvweave.recipes.candidates import Candidate
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
@@ -60,9 +55,6 @@ Origin: TypeAlias = Literal["asked", "predicted", "given"]
 
 class Calibrator:
     """Makes the verdict of one knowledge base, for one run; close it.
-
-    KV of budgets that are tried goes into a store of its own, which is deleted with it. So nothing of the knowledge base's
-    KV is evicted for a trial, and no KV that its requests have left counts in one.
 
     Args:
         state: the documents, the questions, and where the verdict goes.
@@ -84,15 +76,12 @@ class Calibrator:
         self._state, self._components, self._settings = state, components, settings
         self._auto: AutoRecipe = settings.auto
         self._given = given
-        self._folder = state.database.path.parent / CALIBRATION_FOLDER
-        self._scratch: ChunkStore | None = None
         self._unprepared: list[ListedChunk] | None = None
         self._unprepared_for = ""  # the recipe's name
         self._prepared = 0
         self._epoch = state.answers.epoch
-        config = settings.config
-        self._candidates = candidates(config.prepare, config.store.storage, config.model.auxiliary)
-        self._weights = WeightsTrials(components, bits, config.calibration, self._prompt) if bits else None
+        self._budgets = BudgetTrials(state, settings.config)
+        self._weights = WeightsTrials(components, bits, self._budgets, self._prompt) if bits else None
 
     def questions(self) -> dict[str, Origin]:
         """Return the questions that a verdict would be made from: asked ones first, then predicted ones."""
@@ -123,8 +112,8 @@ class Calibrator:
             return step  # first, since a model that cannot be loaded is then known before the budgets are measured
         conditions, total = self._auto.conditions(), len(questions)
         measured = self._auto.table.measured(conditions)
-        trials = self._trials(questions, measured)
-        alive = [each for each, trial in zip(self._candidates, trials, strict=True) if trial.keeps]
+        known = [measured[question] for question in questions if question in measured]
+        alive = self._budgets.alive([each.budgets for each in known], total)
         todo = [question for question in questions if question not in measured] if alive else []
         if todo:
             return Step(
@@ -134,7 +123,7 @@ class Calibrator:
                 total,
                 partial(self._measure, todo[0], alive, conditions),
             )
-        return self._finish(questions, trials, [measured[each] for each in questions if each in measured])
+        return self._finish(questions, known)
 
     def run(self, progress: Progress) -> Verdict:
         """Take all steps; raises InvalidRequest if too few questions are known."""
@@ -156,10 +145,7 @@ class Calibrator:
         """Delete the KV of trials, and forget what was found about weights; closing twice is fine."""
         if self._weights is not None:
             self._weights.close()
-        if self._scratch is not None:
-            self._scratch.close()
-            self._scratch = None
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._budgets.close()
 
     # Steps
 
@@ -169,48 +155,19 @@ class Calibrator:
         context = self._components.request_context()
         prompt, options = self._prompt(question)
         with counted_rows(context.adapter) as counted:
-            full = Reply.of(context.adapter, self._store, recipe_named(_FULL), prompt, options)
-            found = {each.key: self._compare(context, each, prompt, options, full) for each in alive}
+            full = Reply.of(context.adapter, self._budgets.store, recipe_named(_FULL), prompt, options)
+            found = self._budgets.measure(context, alive, prompt, options, full)
         passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
         measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
         with self._state.database.transaction():
             if self._state.answers.epoch == epoch:
                 self._auto.table.add_measured(conditions, question, measured)
 
-    def _compare(
-        self,
-        context: RequestContext,
-        candidate: Candidate,
-        prompt: TokenizedPrompt,
-        options: AskOptions,
-        full: Reply,
-    ) -> Measured:
-        adapter, spans = context.adapter, [each for each in prompt.spans if each.kind == "chunk"]
-        chunks = [prompt.ids(span) for span in spans if span.tokens]
-        corpus = ListedCorpus(context.documents, context.index, context.encoder, adapter.template)
-        ctx = PrepareContext(adapter, self._store, prompt.ids(prompt.spans[0]), corpus)
-        prepare_chunks(ctx, chunks, candidate.recipe)
-        reply = Reply.of(adapter, self._store, candidate.recipe, prompt, options, [full.ids])
-        if any(each.origin == "fresh" for each in reply.plan.spans if each.kind == "chunk"):
-            # Computed as by full attention: that shows nothing of the budget, for or against it.
-            raise StoreFull(
-                f"{self._folder} has no room for the KV of one question's chunks by {candidate.recipe.name}, so calibration "
-                "measures nothing; free space on the disk, or raise the limit with `kvweave cache limit`"
-            )
-        stored = sum(candidate.stored_bytes(adapter, len(ids)) for ids in chunks)
-        return Measured(
-            reply.first_token == full.first_token,
-            reply.text == full.text,
-            reply.passes,
-            stored / max(1, sum(map(len, chunks))),
-        )
-
-    def _finish(
-        self, questions: dict[str, Origin], trials: Sequence[Trial], measured: Sequence[MeasuredQuestion]
-    ) -> Step:
+    def _finish(self, questions: dict[str, Origin], measured: Sequence[MeasuredQuestion]) -> Step:
         """Return the step that prepares what the chosen budget needs, or stores the verdict."""
+        trials = self._budgets.trials([each.budgets for each in measured], len(questions))
         best = chosen(trials)
-        winner = None if best is None else self._candidates[list(trials).index(best)]
+        winner = None if best is None else self._budgets.candidates[trials.index(best)]
         if winner is not None:
             left = self._chunks_to_prepare(winner.recipe)
             if left:
@@ -274,14 +231,6 @@ class Calibrator:
 
     # What steps need
 
-    @property
-    def _store(self) -> ChunkStore:
-        """The store of trials, empty when first needed."""
-        if self._scratch is None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # a killed process may have left it
-            self._scratch = ChunkStore(self._folder, limit_bytes=self._state.store.limit_bytes)
-        return self._scratch
-
     def _prompt(self, question: str) -> tuple[TokenizedPrompt, AskOptions]:
         """Return the prompt of a plain question, and its options."""
         context, options = self._components.request_context(), self._options()
@@ -306,24 +255,6 @@ class Calibrator:
     @property
     def _system(self) -> str:
         return self._auto.conditions()["system"]
-
-    def _trials(self, questions: dict[str, Origin], measured: dict[str, MeasuredQuestion]) -> list[Trial]:
-        minimum = self._settings.config.calibration
-        losses = (
-            allowed_losses(len(questions), minimum.calibrate_first_tokens),
-            allowed_losses(len(questions), minimum.calibrate_answers),
-        )
-        known = [measured[question] for question in questions if question in measured]
-        return [
-            summarised(
-                each.recipe.name,
-                each.recipe.ratio,
-                each.offline_passes,
-                [one.budgets[each.key] for one in known if each.key in one.budgets],
-                losses,
-            )
-            for each in self._candidates
-        ]
 
     def _chunks_to_prepare(self, recipe: Recipe) -> list[ListedChunk]:
         """Return the chunks that lack what the recipe needs and that this run has not prepared.

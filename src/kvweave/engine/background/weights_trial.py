@@ -1,30 +1,31 @@
 """Compares a knowledge base's model with the same model in fewer bits per weight, on questions to its documents.
 
-Both get the same prompts, compute them under full attention and decode greedily. One other model is loaded at a time. Nothing is
-stored: neither KV nor, before the verdict, what was found.
+Both get the same prompts and decode greedily: its own model under full attention, the other one under full attention and under each
+budget. One other model is loaded at a time. Nothing that was found is stored before the verdict.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import torch
 
-from kvweave.config import CalibrationConfig
 from kvweave.engine.answering.settings import AskOptions
+from kvweave.engine.background.budget_trials import BudgetTrials
 from kvweave.engine.background.greedy_reply import Reply
 from kvweave.engine.background.step import Step
 from kvweave.engine.components import Components
 from kvweave.engine.tried_weights import TriedWeights, WeightsTrial
-from kvweave.engine.verdicts import allowed_losses, interval
+from kvweave.engine.verdicts import Measured, Trial, chosen, summarised
 from kvweave.errors import InvalidRequest, NotEnoughMemory
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.precision import BITS, WeightBits
 from kvweave.models.quantised import held_bytes
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.names import EXACT
 from kvweave.types import TokenizedPrompt
 
 _FULL: Final = "full"
@@ -66,7 +67,7 @@ class WeightsTrials:
     Args:
         components: has the knowledge base's model, and loads the others.
         bits: fewer than its own, from the most to the fewest.
-        least: the shares that must be kept.
+        budgets: tried with these bits as well, as long as full attention with them keeps enough.
         prompt_of: gives the prompts.
     """
 
@@ -74,14 +75,14 @@ class WeightsTrials:
         self,
         components: Components,
         bits: Sequence[WeightBits],
-        least: CalibrationConfig,
+        budgets: BudgetTrials,
         prompt_of: PromptOf,
     ) -> None:
-        self._components, self._bits, self._least, self._prompt_of = components, bits, least, prompt_of
+        self._components, self._bits, self._budgets, self._prompt_of = components, bits, budgets, prompt_of
         self._loaded: tuple[WeightBits, Adapter] | None = None
         self._questions: list[str] = []
         self._expected: dict[str, _Expected] = {}
-        self._kept: dict[WeightBits, list[tuple[bool, bool]]] = {}  # first token, answer; as the questions
+        self._measured: dict[WeightBits, list[Mapping[str, Measured]]] = {}  # by budget; as the questions
         self._bytes: dict[WeightBits, int] = {}
         self.close()
 
@@ -90,7 +91,7 @@ class WeightsTrials:
         self._questions = self._questions or list(questions)
         total = len(self._questions)
         for bits in self._bits:
-            done = len(self._kept[bits])
+            done = len(self._measured[bits])
             if done < total:
                 question = self._questions[done]
                 return Step(
@@ -108,16 +109,23 @@ class WeightsTrials:
         """Free the model, and forget what was found; the next step begins anew."""
         self._free()
         self._questions, self._expected, self._bytes = [], {}, {}
-        self._kept = {bits: [] for bits in self._bits}
+        self._measured = {bits: [] for bits in self._bits}
 
     def _put(self, bits: WeightBits, question: str) -> None:
         """Put one question to the model with these bits, and to the knowledge base's own if that was not asked yet."""
         expected = self._expected.get(question) or self._ask(question)
-        other = self._model(bits)
+        other, own = self._model(bits), expected.reply
         reply = _reply(other, expected.prompt, expected.options)
-        own, kept = expected.reply, self._kept[bits]
-        kept.append((reply.first_token == own.first_token, reply.text == own.text))
-        if len(kept) == len(self._questions):
+        full = Measured(reply.first_token == own.first_token, reply.text == own.text, 1.0, 0.0)
+        measured, total = self._measured[bits], len(self._questions)
+        found = {_FULL: full}
+        if self._full_trial([*measured, found]).keeps:
+            context = replace(self._components.request_context(), model=other)
+            alive = self._budgets.alive(measured, total)
+            found |= self._budgets.measure(context, alive, expected.prompt, expected.options, own)
+            del context
+        measured.append(found)
+        if len(measured) == total:
             del other
             self._free()
 
@@ -149,19 +157,26 @@ class WeightsTrials:
         if on_gpu:
             torch.cuda.empty_cache()
 
+    def _full_trial(self, measured: Sequence[Mapping[str, Measured]]) -> Trial:
+        """Return what full attention with some bits has kept."""
+        losses = self._budgets.losses(len(self._questions))
+        return summarised(_FULL, 1.0, 0, [each[_FULL] for each in measured], losses)
+
     def _trial(self, bits: WeightBits) -> WeightsTrial:
-        kept, count = self._kept[bits], len(self._questions)
-        first, answers = (sum(each[place] for each in kept) for place in (0, 1))
+        measured, total = self._measured[bits], len(self._questions)
+        full = self._full_trial(measured)
+        best = chosen(self._budgets.trials(measured, total)) if full.keeps else None
         return WeightsTrial(
             bits,
             self._bytes[bits],
-            count,
-            first,
-            answers,
-            interval(first, count),
-            interval(answers, count),
-            count - first <= allowed_losses(count, self._least.calibrate_first_tokens)
-            and count - answers <= allowed_losses(count, self._least.calibrate_answers),
+            total,
+            full.first_tokens,
+            full.answers,
+            full.first_tokens_interval,
+            full.answers_interval,
+            full.keeps,
+            EXACT if best is None else best.recipe,
+            0.0 if best is None else best.budget,
         )
 
 
