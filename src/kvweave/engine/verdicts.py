@@ -98,8 +98,8 @@ class Verdict:
         first_tokens, answers: the least shares that had to be kept.
         asked, predicted, given: how many questions were asked by users, predicted, and given by the caller.
         made_at_s: seconds since 1970.
-        seconds: how long measuring took.
-        passes: passes over a question's prompt that measuring took, on average.
+        seconds: how long measuring took, with the weights of the knowledge base.
+        passes: passes over a question's prompt that this took, on average.
         trials: of all budgets, as they were tried.
         weights: what fewer bits per weight have kept; None where none were tried.
     """
