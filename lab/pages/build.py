@@ -224,10 +224,9 @@ def main() -> None:
                 results("natural_answers.json"),
                 [
                     results("natural_others.json"),
-                    results("natural_others_2k.json"),
                     results("natural_storage.json"),
                 ],
-                results("natural_budgets.json"),
+                [results("natural_budgets.json"), results("natural_budgets_4k.json")],
                 results("neutral.json"),
             ),
         ),

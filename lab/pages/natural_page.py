@@ -23,7 +23,7 @@ def parts(
     checked: Result | None,
     answered: Result | None,
     others: Sequence[Result | None],
-    budgets: Result | None,
+    budgets: Sequence[Result | None],
     neutral: Result | None,
 ) -> dict[str, str]:
     """Return the page's parts by the names of their markers.
@@ -55,7 +55,7 @@ def parts(
         "defaults": defaults(found, neutral),
         "kinds": kinds(found[0]),
         "others": "\n\n".join(map(other_recipes, others)),
-        "budgets": at_budgets(budgets),
+        "budgets": "\n\n".join(map(at_budgets, budgets)),
         "ratios": at_ratios(ratios),
         "retrieval": retrieval(retrieved),
         "languages": languages(asked),
