@@ -162,9 +162,8 @@ def test_budgets_with_fewer_bits_are_compared_with_the_models_own_replies(open_k
     monkeypatch.setattr(BudgetTrials, "_compare", compare)
     verdict = base.calibrate(KEPT, try_weights=["int8"])
     with_8 = [each for each in compared if each[0] == "int8"]
-    assert [key for _, key, _ in with_8] == [each.key for each in tried] + [
-        tried[2].key
-    ] * 2  # lost ones are left out
+    lost_are_left_out = [*(each.key for each in tried), tried[2].key, tried[2].key]
+    assert [key for _, key, _ in with_8] == lost_are_left_out
     assert all(any(full is one for one in own) for _, _, full in with_8)
     (found,) = verdict.weights.trials
     assert found.keeps

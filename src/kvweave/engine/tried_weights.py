@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvweave.recipes.names import EXACT
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsTrial:
@@ -27,13 +29,8 @@ class WeightsTrial:
     first_tokens_interval: tuple[float, float]
     answers_interval: tuple[float, float]
     keeps: bool
-    recipe: str = "prefix"
+    recipe: str = EXACT
     budget: float = 0.0
-
-    @property
-    def cheapest(self) -> str:
-        """Name the recipe and its ratio."""
-        return f"{self.recipe} at ratio {self.budget:g}" if self.budget else self.recipe
 
     @property
     def told(self) -> str:
@@ -79,7 +76,7 @@ class TriedWeights:
         if best is not None:
             return (
                 f"{best.bits} weights are the cheapest that keep {enough}: {best.told} instead of {_size(self.own_bytes)}, and "
-                f"{best.cheapest} is the cheapest recipe that keeps enough with them; `kvweave add PATHS --weights {best.bits} --kb "
+                f"{at_ratio(best.recipe, best.budget)} is the cheapest recipe that keeps enough with them; `kvweave add PATHS --weights {best.bits} --kb "
                 f"NAME` makes a knowledge base that has them, and this one keeps its {self.own} weights, since its stored KV, answers "
                 "and conversations are of them"
             )
@@ -98,6 +95,11 @@ def tried_weights(stored: Mapping[str, Any] | None) -> TriedWeights | None:
         intervals = {name: tuple(trial[name]) for name in ("first_tokens_interval", "answers_interval")}
         trials.append(WeightsTrial(**{**trial, **intervals}))
     return TriedWeights(stored["own"], stored["own_bytes"], tuple(trials))
+
+
+def at_ratio(recipe: str, budget: float) -> str:
+    """Name a recipe, with the share of the stale tokens that it recomputes unless that is 0."""
+    return f"{recipe} at ratio {budget:g}" if budget else recipe
 
 
 def _size(count: int) -> str:

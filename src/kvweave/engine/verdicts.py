@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvweave.config import Config
 from kvweave.database import Database
 from kvweave.engine.metadata import KBMetadata
-from kvweave.engine.tried_weights import TriedWeights, tried_weights
+from kvweave.engine.tried_weights import TriedWeights, at_ratio, tried_weights
 from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
 
 MIN_QUESTIONS: Final = 20
@@ -134,9 +134,8 @@ class Verdict:
                 f"{self.recipe}, since {day}: no cheaper recipe keeps {self.first_tokens:.0%} of first tokens and "
                 f"{self.answers:.0%} of answers"
             )
-        at = f" at ratio {self.budget:g}" if self.budget else ""
         return (
-            f"{self.recipe}{at}, since {day}: of {kept.questions} questions it keeps {_share(kept.first_tokens, kept)} of "
+            f"{at_ratio(self.recipe, self.budget)}, since {day}: of {kept.questions} questions it keeps {_share(kept.first_tokens, kept)} of "
             f"first tokens (95 % interval {_percent(kept.first_tokens_interval)}) and {_share(kept.answers, kept)} of answers "
             f"({_percent(kept.answers_interval)})"
         )
