@@ -3,7 +3,7 @@
 import pytest
 
 import kvweave
-from kvweave.engine.local import close_local_engines
+from kvweave.local import close_local_engines
 from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, TOP_K
 
 

@@ -26,7 +26,7 @@ AT_MOST_S = 200.0
 
 LOADED = (
     "kvweave.testing",
-    "kvweave.engine.api",
+    "kvweave.api",
     "kvweave.recipes.offline",
     "kvweave.recipes.methods",
     "kvweave.kvstore.chunk_store",

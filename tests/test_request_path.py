@@ -106,7 +106,7 @@ def _traced(base, **call):
 )
 def test_few_functions_in_few_files_are_between_a_question_and_the_model(traces, recipe, functions, files):
     stack = traces[recipe].stack
-    assert stack[0] == ("engine/knowledge_base.py", "KnowledgeBase.ask")
+    assert stack[0] == ("knowledge_base.py", "KnowledgeBase.ask")
     assert len(stack) <= functions, stack
     assert len({path for path, _ in stack}) <= files, stack
 

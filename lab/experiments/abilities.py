@@ -22,9 +22,9 @@ from experiment import (
     run_script,
     write_result,
 )
+from kvweave.background.prompts import ReferencePrompts
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
-from kvweave.predict.prompts import ReferencePrompts
 from kvweave_lab.eval.documents import Draft, sentences
 from kvweave_lab.eval.evaluation import token_count
 from kvweave_lab.eval.metrics import METRICS

@@ -21,7 +21,7 @@ from experiment import (
     run_script,
     write_result,
 )
-from kvweave.engine.answering.ask import holds
+from kvweave.answering.ask import holds
 from kvweave_lab.eval.metrics import string_match_part
 from kvweave_lab.eval.natural.questions import SHIPPED, UNANSWERABLE, Question, shipped_set
 

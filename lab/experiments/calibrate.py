@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
-from kvweave.engine.verdicts import Trial, Verdict, allowed_losses, chosen
 from kvweave.samples import DOCUMENTS, sample_questions
+from kvweave.state.calibration_results import Trial, Verdict, allowed_losses, chosen
 from kvweave_lab.eval.natural.questions import SHIPPED, SPLITS, shipped_set
 from recipe_grid import progress_printer
 

@@ -48,11 +48,11 @@ from kvweave.answer_cache.english.context import questions_in
 from kvweave.answer_cache.english.normalize import clean_text, difference, normalize
 from kvweave.answer_cache.english.spelling import NUMBERS_AND_DATES
 from kvweave.answer_cache.english.veto import certain_veto, kind_of_pair, veto
+from kvweave.answer_cache.evidence import content_stems
 from kvweave.answer_cache.matching import ENGLISH, plain_words
 from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.models.loading import load_model
-from kvweave.predict.filters import content_stems
 from kvweave_lab.eval.natural.questions import shipped_set
 from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.question_matching import text_cosines, wilson_interval

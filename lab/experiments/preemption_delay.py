@@ -18,14 +18,13 @@ from pathlib import Path
 import torch
 
 from experiment import argument_parser, command_of, environment, run_script, write_result
+from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
-from kvweave.engine.active_requests import ActiveRequests
-from kvweave.engine.answering.generation import Decoded, generate
-from kvweave.engine.background.runner import BackgroundStopped, RequestGuard
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.preemption import BLOCK_TOKENS
 from kvweave.models.shapes import random_model
+from kvweave.state.active_requests import ActiveRequests, BackgroundStopped, RequestGuard
 
 TIMEOUT_S = 60.0
 """Work that occupies the model for longer counts as never paused."""

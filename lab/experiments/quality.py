@@ -46,8 +46,8 @@ import transformers
 import kvweave
 from eval_folders import EvalFolders, read_folders
 from experiment import environment, rounded, run_script
+from kvweave.answering.generation import generate_together
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import generate_together
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter

@@ -39,9 +39,9 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.matching import ENGLISH, Comparison, EnglishMatcher, Matcher
 from kvweave.answer_cache.near_misses import NearMiss
 from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answering.cached_answers import CachedAnswers, provenance
 from kvweave.config import AnswersConfig, read_config
-from kvweave.engine.answering.cached_answers import CachedAnswers, provenance
-from kvweave.engine.knowledge_base import KnowledgeBase
+from kvweave.knowledge_base import KnowledgeBase
 from kvweave_lab.eval.natural.questions import Question, QuestionSet, shipped_set
 from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.prediction.systems import contains

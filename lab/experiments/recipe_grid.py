@@ -22,13 +22,13 @@ from typing import TypeVar
 import torch
 
 from kvweave.cli.options import quiet_libraries
-from kvweave.engine.state import Progress
 from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
+from kvweave.state.knowledge_base_state import Progress
 from kvweave_lab.eval.evaluation import token_count
 from kvweave_lab.eval.grid import Case, Suite, budgets, evaluate, generated_cases
 from kvweave_lab.eval.outcomes import FULL, REUSE, Outcome, OutcomeLog

@@ -9,16 +9,16 @@ Names are imported when first used, so that `import kvweave` itself costs nothin
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from kvweave.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from kvweave.api import generate as generate
+    from kvweave.api import prefill as prefill
     from kvweave.decode.settings import OffloadSettings as ClusteredKV  # noqa: F401  an alias
     from kvweave.decode.settings import OffloadSettings as OffloadSettings
-    from kvweave.engine.api import generate as generate
-    from kvweave.engine.api import prefill as prefill
-    from kvweave.engine.knowledge_base import KnowledgeBase as KnowledgeBase
-    from kvweave.engine.knowledge_base import open_knowledge_base as open  # noqa: F401  in __all__ by its new name
     from kvweave.errors import KvweaveError as KvweaveError
+    from kvweave.knowledge_base import KnowledgeBase as KnowledgeBase
+    from kvweave.knowledge_base import open_knowledge_base as open  # noqa: F401  in __all__ by its new name
     from kvweave.kvstore.chunk_store import ChunkStore as ChunkStore
     from kvweave.models.adapter import Adapter as Adapter
     from kvweave.models.loading import load_model as load_model
@@ -35,7 +35,7 @@ _EXPORTS = {
     "Answer": "results",
     "ChunkStore": "kvstore.chunk_store",
     "ClusteredKV": "decode.settings",
-    "KnowledgeBase": "engine.knowledge_base",
+    "KnowledgeBase": "knowledge_base",
     "KvweaveError": "errors",
     "METHODS": "recipes.methods",
     "OffloadSettings": "decode.settings",
@@ -43,10 +43,10 @@ _EXPORTS = {
     "Prompt": "types",
     "Recipe": "recipes.recipe",
     "Timing": "results",
-    "generate": "engine.api",
+    "generate": "api",
     "load_model": "models.loading",
-    "open": "engine.knowledge_base",
-    "prefill": "engine.api",
+    "open": "knowledge_base",
+    "prefill": "api",
     "prepare": "recipes.offline",
 }
 _RENAMED = {

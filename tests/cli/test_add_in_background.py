@@ -82,7 +82,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
 
     detach(refuse)
     with monkeypatch.context() as few:
-        few.setattr("kvweave.engine.documents.indexing.BATCH_CHUNKS", 1)
+        few.setattr("kvweave.documents.indexing.BATCH_CHUNKS", 1)
         added = command("add", documents).stdout
     assert "chunks are found by their words alone until their vectors are there" in added
     told = command("ls").stderr
@@ -151,14 +151,14 @@ def test_a_process_that_finds_nothing_to_do_ends(command, documents):
 
 
 def test_watch_reports_each_change_until_ctrl_c(command, documents, monkeypatch):
-    def follow(base, folders):
+    def follow(base, *folders):
         yield base.add(*folders, wait=False)
         (documents / "ferry.txt").write_text("The ferry leaves at nine.")
         yield base.add(*folders, wait=False)
         yield base.add(*folders, wait=False)  # nothing has changed: nothing is printed
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvweave.engine.documents.file_watch.follow", follow)
+    monkeypatch.setattr("kvweave.knowledge_base.KnowledgeBase.follow", follow)
     told = command("add", documents, "--watch", "--wait", KVWEAVE_RECIPE="reuse")
     first, change = told.stdout.splitlines()
     assert first.startswith("3 added; ")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvweave.engine.background import budget_trials, calibration
+from kvweave.background import budget_trials, calibration
 
 GLORRIC = "What is the password of Glorric?"
 QUESTIONS = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis order?")

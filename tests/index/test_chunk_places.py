@@ -4,8 +4,8 @@ import pytest
 from test_chunking import byte_level
 
 import document_files as files
-from kvweave.index.chunking import Chunker
-from kvweave.index.readers import read_file
+from kvweave.documents.chunking import Chunker
+from kvweave.documents.readers import read_file
 from kvweave.models.prompt import PlainTokenizer
 
 TOKENIZER = byte_level()

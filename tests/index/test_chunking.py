@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import kvweave
+from kvweave.documents import chunking
+from kvweave.documents.chunking import Chunker
 from kvweave.errors import InvalidRequest
-from kvweave.index import chunking
-from kvweave.index.chunking import Chunker
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import PlainTokenizer
 from kvweave.types import Document

@@ -2,8 +2,8 @@
 
 import pytest
 
+from kvweave.documents.encodings import decode
 from kvweave.errors import UnreadableDocument
-from kvweave.index.encodings import decode
 
 FRENCH = "Le café de Zoé est à côté de l'hôtel. Les élèves y étaient déjà. " * 10
 ENGLISH = "The door of the old house opens with a word that few people know. " * 8

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvweave.documents.file_finder import find_files
 from kvweave.errors import PathNotFound
-from kvweave.index.file_finder import find_files
 
 
 def touched(folder: Path, *names: str) -> None:

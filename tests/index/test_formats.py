@@ -9,8 +9,8 @@ import zipfile
 import pytest
 
 import document_files as files
+from kvweave.documents.readers import read_document, read_file
 from kvweave.errors import MissingExtra, UnreadableDocument
-from kvweave.index.readers import read_document, read_file
 
 
 def written(folder, name, data):
@@ -260,7 +260,7 @@ def test_damage_inside_a_notebook_a_book_and_a_mailbox_is_told(tmp_path):
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path):
-    from kvweave.index.formats import office
+    from kvweave.documents.formats import office
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(office, "MAX_UNPACKED_BYTES", 1000)

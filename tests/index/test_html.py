@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.index.html import read_html
+from kvweave.documents.html import read_html
 
 PAGE = """<!DOCTYPE html><html><head><title>The &amp; title</title><style>p{}</style>
 <script>if (a < b) "</p>";</script></head><body><h1>Head</h1>

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fpdf import FPDF
 
+from kvweave.documents import readers
+from kvweave.documents.readers import digest_file, read_document
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
-from kvweave.index import readers
-from kvweave.index.readers import digest_file, read_document
 
 
 def written(folder: Path, name: str, data: bytes | str) -> Path:
@@ -167,7 +167,7 @@ def test_reading_sloppy_pdfs_in_threads_is_silent_and_changes_nothing_for_others
 import logging, sys, warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from kvweave.index.readers import read_document
+from kvweave.documents.readers import read_document
 logging.basicConfig(level=logging.WARNING)
 filters = list(warnings.filters)
 with ThreadPoolExecutor(3) as pool:

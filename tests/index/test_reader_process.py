@@ -10,10 +10,10 @@ import pytest
 
 import document_files as files
 from kvweave.cancellation import cancellable
+from kvweave.documents import reader_process
+from kvweave.documents.reader_process import FileReader
+from kvweave.documents.readers import read_file
 from kvweave.errors import Cancelled, InaccessibleDocument, MissingExtra, UnreadableDocument
-from kvweave.index import reader_process
-from kvweave.index.reader_process import FileReader
-from kvweave.index.readers import read_file
 
 READS = """
 class images:
@@ -137,7 +137,7 @@ def test_a_caller_that_gives_up_is_not_kept_waiting(reader, library, word):
 
 def test_the_process_ends_with_the_one_that_started_it(tmp_path, page):
     script = (
-        "import sys, os, pathlib\nfrom kvweave.index.reader_process import FileReader\nreader = FileReader()\n"
+        "import sys, os, pathlib\nfrom kvweave.documents.reader_process import FileReader\nreader = FileReader()\n"
         "reader.read(pathlib.Path(sys.argv[1]))\nprint(reader._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(page)], capture_output=True, text=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_decoding import plain_generation, prompt
 
+from kvweave.answering.generation import Decoded, generate, generate_together
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
-from kvweave.engine.answering.generation import Decoded, generate, generate_together
 from kvweave.testing import end_only_at, tiny_adapter
 from kvweave.types import ReplyFormat
 from spelled import ENDINGS, Spelled, new_place

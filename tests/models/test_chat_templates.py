@@ -5,7 +5,7 @@ import datetime
 import pytest
 import transformers.utils.chat_template_utils as library
 
-from kvweave.engine.answering.generation import end_tokens
+from kvweave.answering.generation import end_tokens
 from kvweave.errors import UnsupportedModel
 from kvweave.models.prompt import DEFAULT_SYSTEM, PromptTemplate
 from kvweave.testing import tiny_adapter, tiny_tokenizer

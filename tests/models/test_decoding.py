@@ -8,8 +8,8 @@ import torch
 from oracle import stock
 from transformers import PreTrainedModel
 
+from kvweave.answering.generation import Decoded, generate, generate_together
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import Decoded, generate, generate_together
 from kvweave.testing import FAMILIES, end_only_at, tiny_adapter, tiny_model
 
 CHANGING = ("llama-dynamic", "phi3-longrope")
@@ -112,7 +112,7 @@ def test_text_held_back_for_an_unfinished_character_comes_out_at_the_end():
             return self.left.pop(0) if self.left else 2
 
     assert first != last
-    import kvweave.engine.answering.generation as module
+    import kvweave.answering.generation as module
 
     original, module.Sampler = module.Sampler, lambda settings, device: Fixed()
     try:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
-from kvweave.engine.answering.generation import Decoded, generate
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.preemption import BLOCK_TOKENS, PassLock, Preempted

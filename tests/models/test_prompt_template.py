@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.index.chunking import Chunker
+from kvweave.documents.chunking import Chunker
 from kvweave.models.loading import reference_tokenizer
 from kvweave.models.prompt import SEPARATOR, PromptTemplate
 from kvweave.testing import tiny_tokenizer

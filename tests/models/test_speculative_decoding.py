@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_decoding import plain_generation, prompt
 
+from kvweave.answering.generation import Decoded, generate
+from kvweave.answering.speculative import PromptLookupDrafter
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import Decoded, generate
-from kvweave.engine.answering.speculative import PromptLookupDrafter
 from kvweave.errors import InvalidRequest
 from kvweave.testing import FAMILIES, end_only_at, tiny_adapter
 

@@ -1,8 +1,8 @@
 import pytest
 
+from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.database import Database
 from kvweave.models.prompt import PromptTemplate
-from kvweave.predict.store import PredictionStore
 from kvweave.testing import tiny_tokenizer
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvweave.predict import prompts as prompts_module
-from kvweave.predict.filters import (
+from kvweave.answer_cache.evidence import (
     is_answerable,
     is_invented,
     is_near_duplicate,
@@ -17,8 +16,9 @@ from kvweave.predict.filters import (
     repeats,
     unknown_words,
 )
-from kvweave.predict.passages import PASSAGE_WORDS, Asked, answers_in, nearest_first, passages
-from kvweave.predict.prompts import FewShotPrompts, InstructPrompts, ReferencePrompts, prompts_for
+from kvweave.background import prompts as prompts_module
+from kvweave.background.prompts import FewShotPrompts, InstructPrompts, ReferencePrompts, prompts_for
+from kvweave.background.source_passages import PASSAGE_WORDS, Asked, answers_in, nearest_first, passages
 
 
 class TestParsing:

@@ -1,6 +1,8 @@
 """What question prediction stores, what is deleted with a document, and which job is due."""
 
-from kvweave.predict.planning import (
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, PredictionStore
+from kvweave.answer_cache.summary import ChunkRef
+from kvweave.background.planning import (
     ROUNDS_PER_PART,
     PredictFromDocuments,
     PredictFromHistory,
@@ -8,8 +10,6 @@ from kvweave.predict.planning import (
     next_job,
     precompute_extent,
 )
-from kvweave.predict.store import HISTORY_LIMIT, PredictionStore
-from kvweave.predict.summary import ChunkRef
 
 A0, A1, B0 = ChunkRef("a:0", "a", 30), ChunkRef("a:1", "a", 30), ChunkRef("b:0", "b", 30)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvweave.predict.planning import PredictFromDocuments, PredictFromHistory, Summarise, next_job
-from kvweave.predict.summary import ChunkRef
-from kvweave.predict.worth import LEAST_ASKED, LEAST_WORK, WORK_PER_HIT, OriginWorth
+from kvweave.answer_cache.summary import ChunkRef
+from kvweave.answer_cache.worth import LEAST_ASKED, LEAST_WORK, WORK_PER_HIT, OriginWorth
+from kvweave.background.planning import PredictFromDocuments, PredictFromHistory, Summarise, next_job
 
 ANSWER_S = 2.0
 

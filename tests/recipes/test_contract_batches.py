@@ -6,8 +6,8 @@ import pytest
 from contract import close, prefilled, prepare
 
 import kvweave
+from kvweave.answering.generation import generate_together
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import generate_together
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run

@@ -8,8 +8,8 @@ import pytest
 from contract import close, prefilled, prepare
 
 import kvweave
+from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import Decoded, generate
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.recipes.methods import METHODS

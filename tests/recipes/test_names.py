@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from kvweave.answering.settings import CallOptions, Settings
 from kvweave.config import Config, StoreConfig
-from kvweave.engine.answering.settings import CallOptions, Settings
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods import METHODS, PREPARATIONS, name_parts, recipe_named
 from kvweave.recipes.names import OWN_PREPARATIONS, full_name

@@ -2,8 +2,8 @@ import pytest
 from fake_serving import FakeServing
 from running_server import server
 
-from kvweave.engine.serving import serving
 from kvweave.samples import DOCUMENTS
+from kvweave.server.serving import serving
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-from kvweave.engine.answering.completions import Finished
 from kvweave.errors import Cancelled, KnowledgeBaseNotFound
 from kvweave.results import Answer, Piece, Plan, Prefill, Timing
+from kvweave.server.serving.completions import Finished
 
 
 class FakeServing:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from running_server import server
 
-from kvweave.engine.documents import indexing
-from kvweave.engine.documents.chunk_preparation import ChunkPreparer
+from kvweave.documents import indexing
+from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.server.process.discovery import record, sole_server
 
 KB = "/v1/kb/default"

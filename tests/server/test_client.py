@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from kvweave.engine.answering.completions import Finished
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
 from kvweave.results import Answer, Plan, Timing
 from kvweave.server.bases import routes
 from kvweave.server.client import client as client_module
 from kvweave.server.client.client import ServerClient
 from kvweave.server.openai import replies
+from kvweave.server.serving.completions import Finished
 from scripted_server import DONE, error, event, reply, serving, stream
 
 ASK = "POST /v1/kb/default/ask"

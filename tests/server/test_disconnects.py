@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kvweave.cancellation import check_cancelled
-from kvweave.engine.knowledge_base import KnowledgeBase
+from kvweave.knowledge_base import KnowledgeBase
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 

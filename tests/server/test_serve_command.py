@@ -154,8 +154,8 @@ def test_the_port_is_open_before_the_engine_is_imported():
 def test_a_knowledge_base_names_the_models(home):
     import kvweave
     from kvweave.config import read_config
-    from kvweave.engine.recorded_models import with_recorded_models
     from kvweave.samples import DOCUMENTS
+    from kvweave.state.recorded_models import with_recorded_models
 
     with kvweave.open("notes", home=home, chunk_tokens=48, dtype="float32", recipe="full") as base:
         base.add(DOCUMENTS / "badges.txt")

@@ -12,12 +12,12 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field
 
-from kvweave.engine.local import DECODING, REUSE, LocalEngine, call_options, decoding_of, local_engine
+from kvweave.local import DECODING, REUSE, LocalEngine, call_options, decoding_of, local_engine
 from kvweave.results import Piece
 from langchain_kvweave.messages import documents_from, message_from, metadata, usage
 
 if TYPE_CHECKING:
-    from kvweave.engine.answering.completions import Finished
+    from kvweave.local import Finished
 
 
 class ChatKvweave(BaseChatModel):

@@ -8,13 +8,13 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
-from kvweave.engine.local import answer_facts
 from kvweave.errors import InvalidRequest
+from kvweave.local import answer_facts
 from kvweave.results import Source
 from kvweave.types import Message
 
 if TYPE_CHECKING:
-    from kvweave.engine.answering.completions import Finished
+    from kvweave.local import Finished
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 

@@ -7,7 +7,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field
 
-from kvweave.engine.local import local_engine
+from kvweave.local import local_engine
 from langchain_kvweave.messages import document_from
 
 

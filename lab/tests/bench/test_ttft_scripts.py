@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare

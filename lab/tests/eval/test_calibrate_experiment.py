@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from kvweave.engine.tried_weights import TriedWeights, WeightsTrial
-from kvweave.engine.verdicts import Measured, Verdict, summarised
+from kvweave.state.calibration_results import Measured, Verdict, summarised
+from kvweave.state.tried_weights import TriedWeights, WeightsTrial
 
 
 def trial(recipe, kept, passes):

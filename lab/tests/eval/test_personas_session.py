@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from kvweave.answering.generation import Decoded, generate
+from kvweave.background import prediction as question_prediction
+from kvweave.background.prompts import InstructPrompts
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import Decoded, generate
-from kvweave.engine.background import prediction as question_prediction
 from kvweave.kvstore.memory_store import MemoryStore
-from kvweave.predict.prompts import InstructPrompts
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import remember, run
 from kvweave.testing import tiny_adapter

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from natural_set import write_set
 
-from kvweave.engine.background.prediction import QuestionPredictor
-from kvweave.engine.background_budget import Spent
+from kvweave.background.prediction import QuestionPredictor
 from kvweave.errors import InvalidRequest
+from kvweave.state.background_budget import Spent
 from kvweave_lab.eval.natural import questions
 from kvweave_lab.eval.prediction.run import Request, choose, run
 from kvweave_lab.eval.prediction.systems import Derivation, Prediction, Prefixes, is_same
@@ -33,7 +33,7 @@ def small_set(tmp_path, monkeypatch):
             " ".join(notes) if "key content" in request.text else next(replies, "")
         ),
     )
-    monkeypatch.setattr("kvweave.engine.background.jobs.is_supported", lambda *given: True)
+    monkeypatch.setattr("kvweave.background.jobs.is_supported", lambda *given: True)
     return content
 
 

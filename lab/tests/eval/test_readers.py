@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from kvweave.documents.chunking import Chunker
 from kvweave.errors import InvalidRequest
-from kvweave.index.chunking import Chunker
 from kvweave.testing import tiny_tokenizer
 from kvweave_lab.eval.metrics import METRICS
 from kvweave_lab.eval.readers import DATA_SETS, READERS, read_longbench, read_ruler

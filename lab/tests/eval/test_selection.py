@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 import kvweave
-from kvweave.engine.facts import facts
 from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.facts import facts
 from kvweave.ops.scores import transfer_scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated

@@ -5,7 +5,7 @@ import json
 import pytest
 from test_selection import SAMPLES, values
 
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.selection.analysis import analyse
 

@@ -10,9 +10,9 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.cli.preparation import Worker
-    from kvweave.engine.knowledge_base import KnowledgeBase
-    from kvweave.engine.state import Progress
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.results import AddReport, SkippedFile
+    from kvweave.state.knowledge_base_state import Progress
 
 
 @opt.with_options(
@@ -57,11 +57,10 @@ def _watch(
 ) -> None:
     """Print a report of the folders, and then of each change."""
     from kvweave.cli.output import STDERR
-    from kvweave.engine.documents.file_watch import follow
-    from kvweave.engine.state import no_progress
+    from kvweave.state.knowledge_base_state import no_progress
 
     try:
-        for number, found in enumerate(follow(base, paths)):
+        for number, found in enumerate(base.follow(*paths)):
             done, worker = _prepare(found, base, options, no_progress)
             if not number or done.added or done.changed or done.removed:
                 _print(done, worker, json)
@@ -93,7 +92,7 @@ def _prepare(
 
 def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
     from kvweave.cli.output import print_json
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     if json:
         print_json(done if worker is None else {**facts(done), "preparation": facts(worker)})
@@ -153,7 +152,7 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
 
 def _kinds(sources: list[str]) -> list[tuple[str, int]]:
     """Return how many documents each kind of file has, most first."""
-    from kvweave.index.file_types import content_suffix
+    from kvweave.documents.file_types import content_suffix
 
     return Counter(content_suffix(source) or "without a suffix" for source in sources).most_common()
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvweave import __version__
 from kvweave.cli.interrupted import interrupt_behind, message
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.plugins import LAB, lab_missing, plugins
+from kvweave.version import __version__
 
 GROUP = "kvweave.commands"
 

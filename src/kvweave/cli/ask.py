@@ -138,7 +138,7 @@ def _print_answer(
 ) -> None:
     """Print what comes after the text, or everything as JSON."""
     from kvweave.cli.output import print_json
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     if json:
         told = {"server": server.facts()} if server.url and (explain or not server.unused) else {}

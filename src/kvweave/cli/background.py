@@ -11,9 +11,9 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.engine.background.runner import BackgroundReport
-    from kvweave.engine.background.service import IdleService
-    from kvweave.engine.background.status import IdleStatus
+    from kvweave.background.runner import BackgroundReport
+    from kvweave.background.service import IdleService
+    from kvweave.background.status import IdleStatus
 
 TITLES = {
     "preparation": "chunks prepared",
@@ -125,11 +125,10 @@ def _print(done: "BackgroundReport") -> None:
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
     """Print what background work did, what it was worth, and whether it may run now."""
     from kvweave.cli.output import STDOUT, print_json
-    from kvweave.engine.background.status import idle_status
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     with options.open_kb() as base:
-        status = idle_status(base)
+        status = base.idle_status()
     service = _service_of(options)
     paths = [str(path) for path in service.files] if service is not None and service.installed else []
     if json:
@@ -187,7 +186,7 @@ def _service_of(options: opt.SharedOptions, names: Sequence[str] = ()) -> "IdleS
 
     None if it has no names and no service is known for the system; with names that raises InvalidRequest.
     """
-    from kvweave.engine.background.service import idle_service
+    from kvweave.background.service import idle_service
     from kvweave.errors import InvalidRequest
 
     config = options.config()
@@ -207,8 +206,8 @@ def _service_of(options: opt.SharedOptions, names: Sequence[str] = ()) -> "IdleS
 
 def _install(options: opt.SharedOptions, print_only: bool) -> None:
     """Write the service that starts background work, and start it; with `print_only` show what would be written."""
+    from kvweave.background.service import EVERY_MINUTES, run_command
     from kvweave.cli.output import STDOUT
-    from kvweave.engine.background.service import EVERY_MINUTES, run_command
 
     with options.open_kb():  # refuses one that is not there
         service = _service_of(options, OPTIONS)
@@ -232,8 +231,8 @@ def _install(options: opt.SharedOptions, print_only: bool) -> None:
 
 def _uninstall(options: opt.SharedOptions) -> None:
     """Stop the service and delete its files."""
+    from kvweave.background.service import run_command
     from kvweave.cli.output import STDOUT
-    from kvweave.engine.background.service import run_command
 
     service = _service_of(options)
     removed, failed = ([], []) if service is None else service.uninstall(run_command)

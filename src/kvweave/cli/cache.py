@@ -11,7 +11,7 @@ from kvweave.models.gguf.conversions import Conversions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.kvstore.reports import StoreStats, VerifyReport
     from kvweave.models.gguf.conversions import ConvertedModel
 
@@ -24,7 +24,7 @@ app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_ar
 def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Show sizes, counts and hit rates by kind and tier, savings from cached answers and predictions, converted GGUF models."""
     from kvweave.cli.output import STDOUT, print_json, share
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     with options.open_kb() as base:
         found = base.store.stats()
@@ -183,7 +183,7 @@ def clear(*, options: opt.SharedOptions) -> None:
 
 def savings(base: "KnowledgeBase") -> dict[str, Any]:
     """Return the answer cache, the predictions and the background work they took, as plain values."""
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     predictions = base.predictions.predicted.totals()
     return {

@@ -8,8 +8,8 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.engine.tried_weights import TriedWeights
-    from kvweave.engine.verdicts import Verdict
+    from kvweave.state.calibration_results import Verdict
+    from kvweave.state.tried_weights import TriedWeights
 
 
 @opt.with_options(

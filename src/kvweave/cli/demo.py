@@ -13,7 +13,7 @@ from kvweave.cli.interrupted import keeps_nothing
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.results import Answer
     from kvweave.samples import SampleQuestion
 
@@ -70,7 +70,7 @@ def demo(
 
 
 def _sample_kb(home: Path) -> "KnowledgeBase":
-    from kvweave.engine.knowledge_base import open_knowledge_base
+    from kvweave.knowledge_base import open_knowledge_base
     from kvweave.samples import CHUNK_TOKENS, TOP_K
 
     return open_knowledge_base("demo", home=home, model="reference", chunk_tokens=CHUNK_TOKENS, top_k=TOP_K)

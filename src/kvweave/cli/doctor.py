@@ -12,7 +12,7 @@ from kvweave.cli.preparation import sentence
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
-    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
 
@@ -246,7 +246,7 @@ def _placing(adapter: "Adapter") -> list[Finding]:
     """Describe a model that stored KV is placed in, and check that this reproduces the logits of full attention."""
     import tempfile
 
-    from kvweave.engine.api import prefill
+    from kvweave.api import prefill
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.types import Prompt
 

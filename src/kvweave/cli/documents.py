@@ -9,8 +9,8 @@ from kvweave.cli import options as opt
 from kvweave.cli.preparation import sentence
 
 if TYPE_CHECKING:
-    from kvweave.engine.knowledge_base import KnowledgeBase
     from kvweave.index.documents import ListedDocument
+    from kvweave.knowledge_base import KnowledgeBase
 
 
 @opt.with_options(*opt.KB)
@@ -34,7 +34,7 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     from rich.text import Text
 
     from kvweave.cli.output import STDOUT, print_json
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     if json:
         print_json([{**facts(each), "chunks_with_kv": with_kv.get(each.source, 0)} for each in documents])

@@ -9,7 +9,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.knowledge_base import KnowledgeBase
 
 PORT = 8421
 

@@ -20,7 +20,7 @@ from kvweave.config import environment_variable, setting_names
 
 if TYPE_CHECKING:
     from kvweave.config import Config
-    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.kvstore.reports import TierName
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
@@ -186,14 +186,14 @@ class SharedOptions:
 
     def open_kb(self) -> "KnowledgeBase":
         """Open the existing knowledge base that the options name."""
-        from kvweave.engine.knowledge_base import open_existing
+        from kvweave.knowledge_base import open_existing
 
         _show_conversions()
         return open_existing(self.kb, home=self.home, **self._settings())
 
     def make_kb(self) -> "KnowledgeBase":
         """Open the knowledge base that the options name, creating it if it is not there."""
-        from kvweave.engine.knowledge_base import open_knowledge_base
+        from kvweave.knowledge_base import open_knowledge_base
 
         _show_conversions()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from kvweave.engine.state import Progress as Report
     from kvweave.results import Source
+    from kvweave.state.knowledge_base_state import Progress as Report
 
 _PIPED_WIDTH = (
     200  # columns: what reads a pipe or a log gets whole tables; COLUMNS tells of a terminal, if of any
@@ -23,7 +23,7 @@ STDERR = Console(stderr=True, highlight=False)
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
 
     typer.echo(json.dumps(facts(value), ensure_ascii=False, indent=2))
 

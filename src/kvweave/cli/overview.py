@@ -4,8 +4,8 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-from kvweave import __version__
 from kvweave.home import default_home
+from kvweave.version import __version__
 
 _COMMANDS = (
     ("kvweave add FOLDER", "read documents and prepare them"),

@@ -14,10 +14,10 @@ from kvweave.files import absolute_if_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvweave.engine.documents.preparation import PreparationStatus
-    from kvweave.engine.knowledge_base import KnowledgeBase
-    from kvweave.engine.state import Progress
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.results import PrepareReport
+    from kvweave.state.knowledge_base_state import Progress
+    from kvweave.state.preparation import PreparationStatus
 
 _LOG_BYTES: Final = 1_000_000
 """A log that is longer is begun anew by the next process."""
@@ -158,8 +158,8 @@ def _prepared_all(options: opt.SharedOptions, base: "KnowledgeBase", report: "Pr
 
     Another background process does all of it, if there is one.
     """
-    from kvweave.engine.documents.preparation import settings_of
     from kvweave.errors import KvweaveError
+    from kvweave.state.preparation import settings_of
 
     preparation = base.preparation
     done: list[PrepareReport] = []

@@ -24,9 +24,7 @@ def search(
 
     opt.quiet_libraries()
     with options.open_kb() as base:  # what cannot be opened is said before seconds of imports
-        from kvweave.engine.documents.passages import explained_passages
-
-        found = explained_passages(base, question, options.top_k)
+        found = base.explained_passages(question, options.top_k)
     if json:
         print_json(found)
         return

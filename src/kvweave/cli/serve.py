@@ -83,8 +83,8 @@ def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
         from kvweave.errors import MissingExtra
 
         raise MissingExtra("`kvweave serve` needs the extra: pip install 'kvweave[serve]'") from error
-    from kvweave.engine.recorded_models import with_recorded_models
-    from kvweave.engine.state import existing_kbs, kb_folder
+    from kvweave.state.knowledge_base_state import existing_kbs, kb_folder
+    from kvweave.state.recorded_models import with_recorded_models
 
     if options.kb != "default" and not kb_folder(options.kb, config).exists():
         typer.echo(

@@ -1,1 +1,1 @@
-"""HTTP: the routes of the OpenAI API, of knowledge bases and of operations, over `engine.serving`."""
+"""HTTP: the routes of the OpenAI API, of knowledge bases and of operations, over `server.serving`."""

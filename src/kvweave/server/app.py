@@ -10,7 +10,6 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvweave import __version__
 from kvweave.server import errors, operations
 from kvweave.server.bases import conversations, upload_route
 from kvweave.server.bases import routes as knowledge_bases
@@ -23,6 +22,7 @@ from kvweave.server.process.limits import BodyLimits
 from kvweave.server.process.request_log import ID_HEADER, RequestLog
 from kvweave.server.process.security import Access
 from kvweave.server.services import Services
+from kvweave.version import __version__
 
 ROUTERS: Final = tuple(
     part.router

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvweave.engine.answering.completions import Finished
-from kvweave.engine.serving.resident import ResidentModels
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.batcher import BatchStats
 from kvweave.results import Piece
+from kvweave.server.serving.completions import Finished
+from kvweave.state.resident import ResidentModels
 
 SECONDS: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8)

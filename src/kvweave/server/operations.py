@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from kvweave.config import Config
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.services import in_thread, services
 from kvweave.server_config import meanings

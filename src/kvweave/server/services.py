@@ -11,14 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from kvweave.config import Config
-from kvweave.engine.answering.completions import CompletionRequest, Finished
-from kvweave.engine.serving.serving import Serving, Tenant
 from kvweave.results import AnswerCacheUse
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
 from kvweave.server.openai.kb_paths import with_kb
 from kvweave.server.openai.replies import CacheUsed, ChoiceEvent, cache_used
 from kvweave.server.running import Emit, RequestQueue, RunningRequest, together
+from kvweave.server.serving.completions import CompletionRequest, Finished
+from kvweave.server.serving.serving import Serving, Tenant
 
 T = TypeVar("T")
 

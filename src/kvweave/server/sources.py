@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from kvweave.index.file_types import MAILS, content_suffix
+from kvweave.documents.file_types import MAILS, content_suffix
 
 UPLOADS_FOLDER: Final = "uploads"
 """The folder in a tenant's home that holds the uploaded files of each knowledge base."""

@@ -19,12 +19,12 @@ from torch import Tensor
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
 from kvweave.results import DecodeStats
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Storage
 from kvweave_lab.bench.measurement import MedianRange, paired_ratios
 

@@ -13,10 +13,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from kvweave.database import Database
-from kvweave.engine.state import Progress, no_progress
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import KVProvenance
 from kvweave_lab.bench.workload import Query, Traffic, draw_queries
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import KvweaveError
 from kvweave.models.loading import model_files
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.measurement import MedianRange
 from kvweave_lab.bench.serving.processes import kvweave_server
 from kvweave_lab.bench.start_trace import CONTROL, LOADER, PASSES, WEIGHTS

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
@@ -24,6 +23,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import remember, run
 from kvweave.results import Timing
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Prompt
 from kvweave_lab.bench.baselines import stock_attention, transformers_prefill
 from kvweave_lab.bench.measurement import elapsed_s, memory_limit_bytes

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from kvweave.database import Database
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.catalog import Catalog, NewEntry
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -23,6 +22,7 @@ from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.prepare import quantise_kv
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import ChunkKV, KVProvenance, Storage
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios, read_files, read_mapped
 from kvweave_lab.results_log import dtype_name

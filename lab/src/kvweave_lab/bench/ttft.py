@@ -15,13 +15,13 @@ from typing import Literal, get_args
 
 import torch
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget, PrefillRequest, PrefillResult
 from kvweave.results import Timing
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.bench.baselines import (
     Rates,

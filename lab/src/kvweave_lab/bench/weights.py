@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.quantised import held_bytes, quantised_modules
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.llama_cpp import LlamaCpp
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios, resident_bytes, trim_heap
 

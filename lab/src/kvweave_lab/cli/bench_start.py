@@ -38,7 +38,7 @@ class StartOptions:
 def start(*, options: StartOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """Processor time of commands in new processes, part by part, beside `import torch, transformers`."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
     from kvweave.samples import DOCUMENTS
     from kvweave_lab.bench.start import StartSettings, bench_start
     from kvweave_lab.report import json_bytes, write_files

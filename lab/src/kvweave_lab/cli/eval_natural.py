@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvweave import __version__
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_output
+from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
 from kvweave_lab.cli.evaluate import HOME_TEXT, MODEL_TEXT, print_notice
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvweave import __version__
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_output
+from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
 from kvweave_lab.cli.evaluate import MODEL_TEXT, print_notice
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvweave.engine.state import Progress
+    from kvweave.state.knowledge_base_state import Progress
     from kvweave_lab.eval.prediction.run import Figures, Request
 SETTINGS = (*opt.MODEL, "embedding_model", "recipe", "chunk_tokens", "top_k")
 """The settings of the knowledge bases that can be given; one of them has another recipe."""
@@ -83,7 +83,7 @@ def prediction(
 ) -> None:
     """People's questions after a budget of idle work: share served from predictions, wrong answers, latency."""
     from kvweave.cli.output import STDERR, STDOUT, print_json, progress_bar
-    from kvweave.engine.facts import facts
+    from kvweave.facts import facts
     from kvweave_lab.eval.natural.questions import shipped_set
     from kvweave_lab.eval.prediction.run import run
     from kvweave_lab.report import few_prompts_warning, json_bytes, write_files

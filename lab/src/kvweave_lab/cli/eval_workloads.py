@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvweave import __version__
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing, keeps_output
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.names import UNCALIBRATED
+from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:

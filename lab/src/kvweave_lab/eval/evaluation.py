@@ -7,12 +7,12 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 
 import kvweave
-from kvweave.engine.state import Progress, no_progress
+from kvweave.documents.chunking import Chunker
 from kvweave.errors import InvalidRequest
-from kvweave.index.chunking import Chunker
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import middle_layers
 from kvweave.recipes.methods import name_parts
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.comparisons import Matrix, StorageCost, matrices, storage_costs
 from kvweave_lab.eval.grid import Case, Suite, candidates_of, evaluate, generated_cases
 from kvweave_lab.eval.metrics import Judge

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.outcomes import FULL, REUSE, Label, Outcome
 from kvweave_lab.eval.runner import Candidate, Runner
 from kvweave_lab.eval.samples import Sample, SampleSpec, generate

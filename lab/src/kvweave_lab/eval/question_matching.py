@@ -20,8 +20,8 @@ from rich.table import Table
 from kvweave.answer_cache.matching import ENGLISH
 from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.checked_matching import CheckedRow, checked_rows, near_pairs
 from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files

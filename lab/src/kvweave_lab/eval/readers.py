@@ -23,8 +23,8 @@ from typing import Any
 
 import xxhash
 
+from kvweave.documents.chunking import Chunker
 from kvweave.errors import InvalidRequest
-from kvweave.index.chunking import Chunker
 from kvweave.types import Document
 from kvweave_lab.eval.metrics import with_classes
 from kvweave_lab.eval.samples import Sample

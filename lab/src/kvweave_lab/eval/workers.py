@@ -20,9 +20,9 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import EvaluationStopped
 from kvweave.models.adapter import Adapter
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.grid import Case, Suite, candidates_of
 from kvweave_lab.eval.metrics import Judge
 from kvweave_lab.eval.outcomes import FULL, Label, Outcome, OutcomeLog

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import AUXILIARY_NAME, load_model
 from kvweave.recipes.auxiliary import AuxiliaryModel
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Prompt
 from kvweave_lab.tuning.distillation import (
     Agreement,

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from kvweave.engine.documents.passages import passages
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.openai.fields import Fields, NonEmpty
 from kvweave.server.running import Emit, RunningRequest
@@ -38,7 +37,7 @@ async def search(request: Request, name: str, fields: SearchFields) -> dict[str,
 
     def work(emit: Emit, cancelled: Event) -> None:
         with of.bases.using(name) as base:
-            emit(passages(base, fields.question, fields.top_k))
+            emit(base.passages(fields.question, fields.top_k))
 
     (found,) = await collect(request, services(request).questions.start(work))
     return {"data": facts(found)}

@@ -8,13 +8,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from kvweave.engine.answering.completions import CompletionRequest, Finished
-from kvweave.engine.background.status import idle_status
-from kvweave.engine.documents.passages import document_text
-from kvweave.engine.facts import facts
-from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.errors import PathNotFound
+from kvweave.facts import facts
 from kvweave.index.documents import ListedDocument
+from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
 from kvweave.server.errors import ApiError
@@ -23,6 +20,7 @@ from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
 from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, in_thread, services, start, tenant
+from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.server.sources import UPLOADS_FOLDER, shown
 from kvweave.types import Message
 
@@ -143,7 +141,7 @@ async def document(
         with tenant(request).bases.using(name) as base:
             for each in base.documents():
                 if source in (each.source, shown(each.source)):
-                    text = document_text(base, each.source)
+                    text = base.document_text(each.source)
                     return {"source": shown(each.source), "title": each.title, "text": text}
         raise PathNotFound(f"no document of knowledge base {name!r} is called {source!r}")
 
@@ -243,7 +241,7 @@ class AskStream:
 def _stored(base: KnowledgeBase) -> dict[str, Any]:
     stats = base.store.stats()
     looked_up = stats.hits + stats.misses
-    predictions, status = base.predictions.predicted.totals(), idle_status(base)
+    predictions, status = base.predictions.predicted.totals(), base.idle_status()
     return {
         "kv": {**facts(stats), "hit_rate": stats.hits / looked_up if looked_up else None},
         "answers": facts(base.answers.totals()),

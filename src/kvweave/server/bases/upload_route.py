@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import FormData, UploadFile
 
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave.results import AddReport
 from kvweave.server.bases import uploads
 from kvweave.server.errors import ApiError

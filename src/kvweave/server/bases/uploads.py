@@ -13,9 +13,9 @@ from threading import Event
 from typing import BinaryIO, Final, NamedTuple
 
 from kvweave.cancellation import cancellable, check_cancelled
-from kvweave.engine.knowledge_base import KnowledgeBase
 from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.files import write_atomically
+from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.server.running import Emit
 from kvweave.server.sources import UPLOADS_FOLDER, shown

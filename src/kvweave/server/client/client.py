@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from kvweave.engine.facts import answer_from, tokens_from
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
+from kvweave.facts import answer_from, tokens_from
 from kvweave.results import Answer, ExplainedToken
 
 CONNECT_S: Final = 2.0

@@ -15,7 +15,7 @@ from kvweave.results import Answer
 from kvweave.server.client.choice import IN_REQUEST, ServerChoice, choose_server
 
 if TYPE_CHECKING:
-    from kvweave.engine.knowledge_base import KnowledgeBase
+    from kvweave.knowledge_base import KnowledgeBase
     from kvweave.server.client.client import ServerClient
 
 _T = TypeVar("_T")
@@ -101,10 +101,9 @@ class HomeSource:
         ]
 
     def _search(self, kb: str, question: str, top_k: int | None) -> Facts:
-        from kvweave.engine.documents.passages import passages
 
         with self._computing:
-            return [asdict(each) for each in passages(self._base(kb), question, top_k)]
+            return [asdict(each) for each in self._base(kb).passages(question, top_k)]
 
     def _answer(self, kb: str, question: str, top_k: int | None) -> Answer:
         with self._computing:

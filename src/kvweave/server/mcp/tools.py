@@ -14,9 +14,9 @@ from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field, create_model
 
-from kvweave import __version__
 from kvweave.errors import KvweaveError
 from kvweave.server.mcp.sources import HomeSource
+from kvweave.version import __version__
 
 INSTRUCTIONS = (
     "Answers questions from the user's own documents. `answer` gives a whole answer with its sources; `search_passages` "

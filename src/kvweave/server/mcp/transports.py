@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvweave.engine.serving.tenants import Tenants
 from kvweave.errors import InvalidRequest, Unauthorized
+from kvweave.server.serving.tenants import Tenants
 
 PATH: Final = "/mcp"
 

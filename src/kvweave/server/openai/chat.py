@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
-from kvweave.engine.answering.completions import CompletionRequest, Finished
 from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
 from kvweave.server.events import DONE, collect, error_event, sse, stream
 from kvweave.server.openai import replies
@@ -29,6 +28,7 @@ from kvweave.server.openai.fields import (
 from kvweave.server.openai.kb_paths import check_tools
 from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, check_model, services, start
+from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
 
 

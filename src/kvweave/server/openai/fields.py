@@ -19,10 +19,10 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-from kvweave.engine.answering.completions import CallerDocument
-from kvweave.engine.answering.sampling import Sampling
+from kvweave.answering.sampling import Sampling
 from kvweave.results import AnswerCacheUse
 from kvweave.server.errors import BRANCHES
+from kvweave.server.serving.completions import CallerDocument
 
 MOST_CHOICES: Final = 128
 MOST_TOKENS: Final = 2**31 - 1

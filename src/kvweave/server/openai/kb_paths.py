@@ -10,8 +10,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvweave.engine.answering.completions import CompletionRequest
 from kvweave.server.errors import ApiError
+from kvweave.server.serving.completions import CompletionRequest
 
 _PATH: Final = re.compile(
     r"/kb/(?P<name>[^/]+)(?P<rest>/v1/(chat/completions|responses|completions|embeddings|models(/.*)?))"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kvweave.engine.answering.completions import Finished
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave.results import Piece, Prefill, TokenLogprob
+from kvweave.server.serving.completions import Finished
 from kvweave.server.sources import shown
 
 CACHE_HEADER: Final = "X-Kvweave-Cache"

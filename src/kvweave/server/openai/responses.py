@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
-from kvweave.engine.answering.completions import CompletionRequest, Finished
 from kvweave.results import AnswerCacheUse, Piece, TokenLogprob
 from kvweave.server.errors import api_error
 from kvweave.server.events import collect, sse, stream
@@ -29,6 +28,7 @@ from kvweave.server.openai.fields import (
 )
 from kvweave.server.openai.replies import ChoiceEvent
 from kvweave.server.services import cache_use, check_model, services, start
+from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
 
 _LOGPROBS_INCLUDED = "message.output_text.logprobs"

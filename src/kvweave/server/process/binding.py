@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from kvweave.engine.serving.tenants import Tenants, read_tenants
 from kvweave.errors import InvalidRequest
+from kvweave.server.serving.tenants import Tenants, read_tenants
 from kvweave.server_config import ServerConfig
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")

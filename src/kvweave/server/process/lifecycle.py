@@ -17,13 +17,13 @@ import uvicorn
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 
 from kvweave.config import Config
-from kvweave.engine.serving.tenants import Tenants
 from kvweave.errors import InvalidRequest
 from kvweave.machine import return_freed_memory
 from kvweave.server.process.binding import check_binding, tenants_of
 from kvweave.server.process.connections import connections_possible, limited
 from kvweave.server.process.discovery import record, sole_server
 from kvweave.server.process.json_logs import log_json
+from kvweave.server.serving.tenants import Tenants
 
 if TYPE_CHECKING:
     from kvweave.server.services import Services
@@ -114,9 +114,9 @@ class Running:
     def _load(self) -> None:
         began_s = time.perf_counter()
         try:
-            from kvweave.engine.serving.serving import Serving
             from kvweave.server.app import create_app
             from kvweave.server.services import Services
+            from kvweave.server.serving.serving import Serving
 
             server = self._config.server
             serving = Serving(

@@ -20,13 +20,13 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from kvweave.engine.local import REUSE, LocalEngine, answer_facts, call_options, decoding_of, local_engine
 from kvweave.errors import InvalidRequest
+from kvweave.local import REUSE, LocalEngine, answer_facts, call_options, decoding_of, local_engine
 from kvweave.results import Piece
 from kvweave.types import Message
 
 if TYPE_CHECKING:
-    from kvweave.engine.answering.completions import Finished
+    from kvweave.local import Finished
 
 _ROLES: dict[MessageRole, Literal["system", "user", "assistant"]] = {
     MessageRole.SYSTEM: "system",

@@ -7,7 +7,7 @@ from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from kvweave.engine.local import local_engine
+from kvweave.local import local_engine
 from kvweave.results import Source
 
 

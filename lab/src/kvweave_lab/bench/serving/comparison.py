@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.files import write_atomically
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.serving.client import run_in_turn, run_open_loop
 from kvweave_lab.bench.serving.processes import MemoryWatch, ServerFailed
 from kvweave_lab.bench.serving.summary import AtEqualTtft, Phase, at_equal_ttft, parse_phase, summarize

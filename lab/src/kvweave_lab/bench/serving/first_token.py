@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvweave.engine.state import Progress, no_progress
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.measurement import MedianRange
 from kvweave_lab.bench.serving.client import Reply, run_in_turn
 from kvweave_lab.bench.serving.in_process import LOADED

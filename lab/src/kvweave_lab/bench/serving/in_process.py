@@ -1,7 +1,7 @@
 """Answers chat requests without HTTP: `python -m kvweave_lab.bench.serving.in_process`, with flags of `kvweave serve`.
 
 It reads a JSON body of `/v1/chat/completions` from every line of its input and writes the seconds until the first piece of
-text. The engine is the server's own, `kvweave.engine.serving.serving`, with the same settings; only HTTP, its JSON and its threads
+text. The engine is the server's own, `kvweave.server.serving.serving`, with the same settings; only HTTP, its JSON and its threads
 are left out.
 """
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvweave.config import Config
-    from kvweave.engine.answering.completions import CompletionRequest
-    from kvweave.engine.serving.serving import Serving, Tenant
+    from kvweave.server.serving.completions import CompletionRequest
+    from kvweave.server.serving.serving import Serving, Tenant
 
 LOADED = "loaded"
 """The first line, written when the model is loaded."""
@@ -33,8 +33,8 @@ def main() -> None:
 
 def _answer(config: "Config", announce: "Callable[[str], object]" = print) -> None:
     """Load the engine and answer until the input ends."""
-    from kvweave.engine.serving.serving import Serving
     from kvweave.ops.threads import use_one_thread
+    from kvweave.server.serving.serving import Serving
 
     lines = sys.stdout
     sys.stdout = sys.stderr  # nothing else may write between the lines
@@ -65,7 +65,7 @@ def _first_token_s(serving: "Serving", body: dict[str, Any]) -> float:
 
 def _request(tenant: "Tenant", body: dict[str, Any]) -> "CompletionRequest":
     """Return the engine's request for an HTTP body."""
-    from kvweave.engine.answering.completions import CallerDocument, CompletionRequest
+    from kvweave.server.serving.completions import CallerDocument, CompletionRequest
     from kvweave.types import Message
 
     return CompletionRequest(

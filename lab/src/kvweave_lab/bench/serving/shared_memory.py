@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvweave.engine.state import Progress, no_progress
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.serving.client import Call, Reply, run_in_turn, run_open_loop
 from kvweave_lab.bench.serving.processes import MemoryWatch, ServerFailed
 from kvweave_lab.bench.serving.systems import DEFAULT, NO_SHARE, System, SystemSettings, tokenizer_of

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvweave.engine.state import Progress, no_progress
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.serving.client import http_client
 from kvweave_lab.bench.serving.processes import MemoryWatch, ProcessMemory, ServerProcess, kvweave_server
 from kvweave_lab.bench.serving.soak_ledger import Discrepancies

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvweave.engine.knowledge_base import open_existing
+from kvweave.knowledge_base import open_existing
 from kvweave.kvstore.chunk_store import ChunkStore
 
 REQUESTS = "requests"

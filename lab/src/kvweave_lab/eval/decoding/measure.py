@@ -13,9 +13,9 @@ from typing import Any
 
 from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
 from kvweave.decode.strategies import CLUSTERED, STRATEGIES, strategy_named
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Storage
 from kvweave_lab.eval.decoding.results import ABLATED, ComparisonRow, Row, Run, comparison_rows, make_rows
 from kvweave_lab.eval.decoding.run import RECORD_EVERY, Prefilled, decode

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from kvweave.engine.facts import facts
+from kvweave.facts import facts
 from kvweave_lab.eval.decoding.measure import DENSE, DecodingResult
 from kvweave_lab.eval.decoding.results import (
     AFTER_STEPS,

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from kvweave.answering.generation import end_tokens
 from kvweave.decode.handoff import MAX_QUERY_ROWS
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
-from kvweave.engine.answering.generation import end_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import LayerQueries
 from kvweave_lab.eval.decoding.recorder import Recorder, attach_recorder, cluster_variance

@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvweave.documents.chunking import Chunker
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
-from kvweave.index.chunking import Chunker
 from kvweave.index.documents import document_version
 from kvweave.index.search import FoundChunk
 from kvweave.index.vector_index import VectorIndex
 from kvweave.models.prompt import PromptTemplate
 from kvweave.recipes.context import ChunkList
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Chunk, Document
 from kvweave_lab.eval.natural.distractors import Page, pages_digest
 from kvweave_lab.eval.natural.questions import Evidence, QuestionSet

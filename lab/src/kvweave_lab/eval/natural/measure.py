@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from kvweave.answering.generation import generate_together
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import generate_together
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.chat_template import ANSWER_LEAD

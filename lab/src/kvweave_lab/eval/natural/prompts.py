@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from kvweave.engine.answering.kb_question import reading_order
+from kvweave.answering.kb_question import reading_order
 from kvweave.index.search import FoundChunk
 from kvweave.models.adapter import Adapter
 from kvweave.models.chat_template import ANSWER_LEAD, QUESTION_LEAD, SEPARATOR

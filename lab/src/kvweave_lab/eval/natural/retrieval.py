@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from kvweave.engine.state import Progress, no_progress
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.natural.library import Library
 from kvweave_lab.eval.natural.prompts import found_share, retrieve
 from kvweave_lab.eval.natural.questions import Question

@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from kvweave.answer_cache.evidence import is_non_answer
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
-from kvweave.engine.background.prediction import QuestionPredictor
-from kvweave.index.documents import version_of
-from kvweave.predict.filters import is_non_answer
-from kvweave.predict.planning import (
+from kvweave.answer_cache.summary import ChunkRef, SummaryPart
+from kvweave.background.planning import (
     ROUNDS_PER_PART,
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
     precompute_extent,
 )
-from kvweave.predict.prompts import PromptSet, Request, prompts_for
-from kvweave.predict.summary import ChunkRef, SummaryPart
+from kvweave.background.prediction import QuestionPredictor
+from kvweave.background.prompts import PromptSet, Request, prompts_for
+from kvweave.index.documents import version_of
 from kvweave_lab.eval.personas.model import ModelPass
 from kvweave_lab.eval.personas.pricing import Shape
 from kvweave_lab.eval.personas.session import IdlePeriod, UserSession, limit_bytes

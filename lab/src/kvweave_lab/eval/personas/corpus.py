@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.answer_cache.records import AnswerProvenance, Vector
+from kvweave.answering.cached_answers import provenance
+from kvweave.answering.kb_question import prompt_for
 from kvweave.database import Database
+from kvweave.documents.chunking import Chunker
 from kvweave.embedding import TextEncoder
-from kvweave.engine.answering.cached_answers import provenance
-from kvweave.engine.answering.kb_question import RequestContext, prompt_for
-from kvweave.engine.components import ListedCorpus
-from kvweave.index.chunking import Chunker
 from kvweave.index.documents import DocumentTable
 from kvweave.index.search import FoundChunk
 from kvweave.index.vector_index import VectorIndex
@@ -34,6 +33,7 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
 from kvweave.results import Source
+from kvweave.state.components import ListedCorpus, RequestContext
 from kvweave.types import Document, TokenizedPrompt
 from kvweave_lab.eval.personas.model import MemoizedModel
 from kvweave_lab.eval.personas.users import User

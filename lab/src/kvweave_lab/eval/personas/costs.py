@@ -22,7 +22,6 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -30,6 +29,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import attention_modules
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionProbe, StopAtLayer
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.eval.personas.corpus import UserCorpus
 from kvweave_lab.eval.personas.systems import Projections

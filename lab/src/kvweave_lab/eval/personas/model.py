@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeAlias
 
+from kvweave.answering.generation import Decoded, generate
+from kvweave.answering.speculative import PromptLookupDrafter
+from kvweave.background.prediction import generation_for, request_prompt
+from kvweave.background.prompts import Request
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import Decoded, generate
-from kvweave.engine.answering.speculative import PromptLookupDrafter
-from kvweave.engine.background.prediction import generation_for, request_prompt
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.predict.prompts import Request
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, remember, run

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvweave.embedding import TextEncoder
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.personas.background import BackgroundRunner
 from kvweave_lab.eval.personas.corpus import CHUNK_TOKENS, TOP_K, MemoizedEncoder, UserCorpus
 from kvweave_lab.eval.personas.costs import Costs, measure_costs

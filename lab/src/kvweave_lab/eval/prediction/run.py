@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvweave.engine.background.runner import BackgroundStopped
-from kvweave.engine.background.status import PredictionStatus, idle_status
-from kvweave.engine.knowledge_base import KnowledgeBase, open_knowledge_base
-from kvweave.engine.state import Progress, no_progress
+from kvweave.background.status import PredictionStatus
 from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
+from kvweave.knowledge_base import KnowledgeBase, open_knowledge_base
 from kvweave.results import Answer
+from kvweave.state.active_requests import BackgroundStopped
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.natural.prompts import MAX_NEW_TOKENS, instruction
 from kvweave_lab.eval.natural.questions import UNANSWERABLE, Question, QuestionSet
 from kvweave_lab.eval.prediction.systems import (
@@ -318,7 +318,7 @@ def _figures(
 ) -> tuple[Figures, list[Served]]:
     by_arm = {arm: {each.question: each for each in outcomes if each.arm == arm} for arm in ARMS}
     computed = {id_: each.text for id_, each in by_arm["computed"].items()}
-    status, spent = idle_status(base), base.background_budget.totals()
+    status, spent = base.idle_status(), base.background_budget.totals()
     threshold = base.config.answers.answer_threshold
     origins = [
         each.origin or "" for each in by_arm["predicted"].values() if each.origin not in (None, "asked")

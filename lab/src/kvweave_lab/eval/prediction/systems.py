@@ -17,7 +17,7 @@ import numpy as np
 
 from kvweave.answer_cache.matching import Matcher
 from kvweave.embedding import Vectors
-from kvweave.engine.background_budget import Spent
+from kvweave.state.background_budget import Spent
 from kvweave_lab.eval.metrics import f1, normalized
 from kvweave_lab.eval.natural.questions import Question
 

@@ -12,10 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvweave.answering.generation import Decoded
+from kvweave.answering.generation import generate as decode
 from kvweave.config import GenerationConfig
-from kvweave.engine.answering.generation import Decoded
-from kvweave.engine.answering.generation import generate as decode
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.kv_store import KVStore
@@ -26,6 +25,7 @@ from kvweave.recipes.prepare import Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.evaluation import haystack_of, token_count
 from kvweave_lab.eval.metrics import METRICS

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvweave.engine.state import Progress, no_progress
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -17,6 +16,7 @@ from kvweave.ops.scores import top_tokens, transfer_scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
 from kvweave.recipes.select import last_layer
+from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Prompt, TokenizedPrompt
 from kvweave_lab.eval.outcomes import REUSE
 from kvweave_lab.eval.preparation import prepare_sample, render, too_long

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvweave.engine.answering.generation import end_tokens
+from kvweave.answering.generation import end_tokens
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter

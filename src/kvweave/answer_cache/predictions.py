@@ -1,0 +1,365 @@
+"""What question prediction stores: a summary of the documents, the questions asked, and the questions predicted.
+
+It is part of the knowledge base's own database, so the commit that removes a document also deletes what came from it.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from kvweave.answer_cache.summary import CorpusSummary
+from kvweave.answer_cache.worth import PredictionOrigin, PredictionWorth
+from kvweave.database import Database
+
+HISTORY_LIMIT: Final = 64
+"""The most questions in the history; earlier ones are deleted."""
+
+DropReason: TypeAlias = Literal[
+    "repetition",
+    "unclear",
+    "other language",
+    "unanswerable",
+    "unknown words",
+    "other meaning",
+    "no answer",
+    "names its answer",
+    "unsupported",
+]
+"""Why a predicted question was dropped.
+
+repetition: it goes round in circles; unclear: "he" or "this" in it stands for nothing that it names; other language: than the
+documents; unanswerable: no retrieved chunk is about it; unknown words: the documents have no such words; other meaning: a
+paraphrase that changes a name, a number, a negation or what is asked; no answer: the model had none; names its answer: it
+holds the answer that it was made for; unsupported: the retrieved chunks do not say what the model answered, or it is not the answer
+that the question was made for.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionTotals:
+    """What prediction has done.
+
+    Attributes:
+        predicted: number of questions kept, by origin.
+        dropped: number of questions dropped, and `reasons` by reason.
+        served: number of kept questions whose answer a user got at least once.
+        given: how often users got such answers.
+    """
+
+    predicted: dict[str, int]
+    dropped: int
+    served: int
+    given: int
+    reasons: dict[str, int]
+
+    @property
+    def kept(self) -> int:
+        """Number of questions kept."""
+        return sum(self.predicted.values())
+
+    @property
+    def given_per_question(self) -> float:
+        """Answers given per predicted question; 0 without any."""
+        return self.given / self.kept if self.kept else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedQuestion:
+    """A predicted question: what became of it, and whether users got its answer.
+
+    `dropped` says why no answer is computed for it. `given` counts answers from it before a user asked it in these words,
+    `asked` says whether one has.
+    """
+
+    question: str
+    origin: PredictionOrigin
+    dropped: DropReason | None
+    given: int
+    asked: bool
+
+
+class PredictionStore:
+    """All of it together. Questions are passed as `clean_text` returns them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.summary = CorpusSummary(database)
+        self.history = QuestionHistory(database)
+        self.predicted = PredictedQuestions(database)
+        self.paraphrased = ParaphrasedQuestions(database)
+        self.worth = PredictionWorth(database)
+
+    def record_question(self, question: str) -> None:
+        """Record that a user asked a question and got an answer, also for each kind of prediction that could have had it."""
+        with self._database.transaction():
+            self.history.add(question)
+            self.predicted.record_asked(question)
+            self._database.execute("UPDATE prediction_worth SET asked = asked + 1 WHERE ready > 0")
+
+    def record_hit(self, question: str) -> None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
+        with self._database.transaction():
+            origin = self.predicted.record_hit(question)
+            if origin is not None:
+                self.worth.add_hit(origin)
+
+    def documents_changed(self, gone: Iterable[str]) -> list[str]:
+        """Delete what came from versions that are gone, in this transaction; return the predicted questions deleted.
+
+        What predictions are worth is counted from 0 again.
+        """
+        versions = list(gone)
+        with self._database.transaction():
+            self.worth.clear()
+            if not versions:
+                return []
+            self.summary.delete(versions)
+            deleted = self.predicted.delete(versions)
+            self.paraphrased.prune()
+        return deleted
+
+    def clear(self) -> None:
+        """Delete everything."""
+        with self._database.transaction():
+            self.summary.clear()
+            self.history.clear()
+            self.predicted.clear()
+            self.paraphrased.clear()
+            self.worth.clear()
+
+
+class QuestionHistory:
+    """The table `question_history` of `database`, created if missing; it holds each question once."""
+
+    _SCHEMA: Final = (
+        """CREATE TABLE IF NOT EXISTS question_history (
+            question TEXT PRIMARY KEY, number INTEGER NOT NULL, asked_at REAL NOT NULL) WITHOUT ROWID""",
+        "CREATE TABLE IF NOT EXISTS question_history_seen (number INTEGER NOT NULL)",
+    )
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(self._SCHEMA)
+
+    def add(self, question: str) -> None:
+        """Add a question that a user asked."""
+        with self._database.transaction():
+            number = self.last + 1
+            self._database.execute(
+                """INSERT INTO question_history VALUES (?, ?, ?)
+                   ON CONFLICT (question) DO UPDATE SET number = excluded.number, asked_at = excluded.asked_at""",
+                (question, number, time.time()),
+            )
+            self._database.execute(
+                "DELETE FROM question_history WHERE number <= ?", (number - HISTORY_LIMIT,)
+            )
+
+    @property
+    def last(self) -> int:
+        """Number of the latest question; 0 before the first one."""
+        ((number,),) = self._database.query("SELECT coalesce(max(number), 0) FROM question_history")
+        return max(int(number), self._seen)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether users asked anything since questions were last predicted from the history."""
+        return self.last > self._seen
+
+    def recent(self, most: int) -> list[str]:
+        """Return the latest questions, oldest of them first."""
+        rows = self._database.query(
+            "SELECT question FROM question_history ORDER BY number DESC LIMIT ?", (most,)
+        )
+        return [question for (question,) in reversed(rows)]
+
+    def mark_seen(self, number: int) -> None:
+        """Record that questions were predicted from everything up to this number."""
+        with self._database.transaction():
+            self._database.execute("DELETE FROM question_history_seen")
+            self._database.execute("INSERT INTO question_history_seen VALUES (?)", (number,))
+
+    def clear(self) -> None:
+        """Delete every question."""
+        with self._database.transaction():
+            self._database.execute("DELETE FROM question_history")
+            self._database.execute("DELETE FROM question_history_seen")
+
+    @property
+    def _seen(self) -> int:
+        rows = self._database.query("SELECT number FROM question_history_seen")
+        return int(rows[0][0]) if rows else 0
+
+
+class PredictedQuestions:
+    """The tables `predicted_questions` and `predicted_from` of `database`, created if missing."""
+
+    _SCHEMA: Final = (
+        """CREATE TABLE IF NOT EXISTS predicted_questions (
+            question TEXT PRIMARY KEY, origin TEXT NOT NULL, made_at REAL NOT NULL, dropped TEXT,
+            given INTEGER NOT NULL DEFAULT 0, asked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+        """CREATE TABLE IF NOT EXISTS predicted_from (
+            question TEXT NOT NULL REFERENCES predicted_questions (question) ON DELETE CASCADE, version TEXT NOT NULL,
+            PRIMARY KEY (version, question)) WITHOUT ROWID""",
+        "CREATE INDEX IF NOT EXISTS predicted_from_by_question ON predicted_from (question)",
+        """CREATE TABLE IF NOT EXISTS predicted_answers (
+            question TEXT PRIMARY KEY REFERENCES predicted_questions (question) ON DELETE CASCADE,
+            answer TEXT NOT NULL) WITHOUT ROWID""",
+    )
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(self._SCHEMA)
+
+    def add(
+        self,
+        question: str,
+        origin: PredictionOrigin,
+        versions: Iterable[str],
+        dropped: DropReason | None = None,
+        answer: str = "",
+    ) -> None:
+        """Add a new prediction with the versions of the documents it was made from, and the answer it was made for."""
+        with self._database.transaction():
+            self._database.execute(
+                "INSERT OR IGNORE INTO predicted_questions (question, origin, made_at, dropped) VALUES (?, ?, ?, ?)",
+                (question, origin, time.time(), dropped),
+            )
+            self._database.execute_many(
+                "INSERT OR IGNORE INTO predicted_from VALUES (?, ?)",
+                [(question, version) for version in set(versions)],
+            )
+            if answer:
+                self._database.execute(
+                    "INSERT OR IGNORE INTO predicted_answers VALUES (?, ?)", (question, answer)
+                )
+
+    def wanted_answer(self, question: str) -> str:
+        """Return the answer that a question was made for; empty if the model chose what to ask."""
+        rows = self._database.query("SELECT answer FROM predicted_answers WHERE question = ?", (question,))
+        return str(rows[0][0]) if rows else ""
+
+    def kept(self) -> Iterator[str]:
+        """Yield the questions that were predicted from documents or history and not dropped, the oldest first."""
+        rows = self._database.query(
+            """SELECT question FROM predicted_questions WHERE dropped IS NULL AND origin <> 'paraphrase'
+               ORDER BY made_at, question"""
+        )
+        return (question for (question,) in rows)
+
+    def contains(self, question: str) -> bool:
+        """Return whether a question was predicted before, dropped or not."""
+        return bool(self._database.query("SELECT 1 FROM predicted_questions WHERE question = ?", (question,)))
+
+    def drop(self, question: str, reason: DropReason) -> bool:
+        """Mark a predicted question as dropped; return False, and change nothing, if a user has asked it meanwhile."""
+        changed = self._database.execute(
+            "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked", (reason, question)
+        )
+        return changed > 0
+
+    def record_hit(self, question: str) -> PredictionOrigin | None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before.
+
+        Returns what the question was predicted from if it was counted, else None.
+        """
+        origin = self.origin_of(question)
+        changed = self._database.execute(
+            "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked", (question,)
+        )
+        return origin if changed else None
+
+    def origin_of(self, question: str) -> PredictionOrigin | None:
+        """Return what a question was predicted from; None if it was not."""
+        rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
+        return rows[0][0] if rows else None
+
+    def of(self, origins: Iterable[PredictionOrigin]) -> list[str]:
+        """Return the questions that were predicted from one of these."""
+        rows = self._database.query(
+            "SELECT question FROM predicted_questions WHERE origin IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(origins)),),
+        )
+        return [question for (question,) in rows]
+
+    def record_asked(self, question: str) -> None:
+        """Record that a user asked a question in these words."""
+        self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))
+
+    def delete(self, versions: Iterable[str]) -> list[str]:
+        """Delete and return the questions predicted from these versions that no user has asked."""
+        values = (json.dumps(list(versions)),)
+        condition = "version IN (SELECT value FROM json_each(?))"
+        where = f"question IN (SELECT question FROM predicted_from WHERE {condition}) AND NOT asked"
+        with self._database.transaction():
+            rows = self._database.query(f"SELECT question FROM predicted_questions WHERE {where}", values)
+            self._database.execute(f"DELETE FROM predicted_questions WHERE {where}", values)
+            self._database.execute(f"DELETE FROM predicted_from WHERE {condition}", values)
+        return [question for (question,) in rows]
+
+    def latest(self, most: int) -> list[PredictedQuestion]:
+        """Return the latest predictions, those that users made use of first."""
+        rows = self._database.query(
+            """SELECT question, origin, dropped, given, asked FROM predicted_questions
+               ORDER BY (given > 0 OR asked) DESC, made_at DESC, question LIMIT ?""",
+            (most,),
+        )
+        return [
+            PredictedQuestion(question, origin, dropped, given, bool(asked))
+            for question, origin, dropped, given, asked in rows
+        ]
+
+    def totals(self) -> PredictionTotals:
+        """Return counts."""
+        rows = self._database.query(
+            """SELECT origin, sum(dropped IS NULL), sum(dropped IS NOT NULL), sum(given > 0), sum(given)
+               FROM predicted_questions GROUP BY origin ORDER BY origin"""
+        )
+        reasons = self._database.query(
+            """SELECT dropped, count(*) FROM predicted_questions WHERE dropped IS NOT NULL
+               GROUP BY dropped ORDER BY dropped"""
+        )
+        return PredictionTotals(
+            predicted={origin: int(kept) for origin, kept, *_ in rows},
+            dropped=sum(int(dropped) for _, _, dropped, _, _ in rows),
+            served=sum(int(served) for *_, served, _ in rows),
+            given=sum(int(given) for *_, given in rows),
+            reasons={reason: int(number) for reason, number in reasons},
+        )
+
+    def clear(self) -> None:
+        """Delete every prediction."""
+        self._database.execute("DELETE FROM predicted_questions")
+
+
+class ParaphrasedQuestions:
+    """The table `paraphrased_questions` of `database`, created if missing: questions that were put in other words."""
+
+    _SCHEMA: Final = (
+        "CREATE TABLE IF NOT EXISTS paraphrased_questions (question TEXT PRIMARY KEY) WITHOUT ROWID",
+    )
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(self._SCHEMA)
+
+    def __contains__(self, question: str) -> bool:
+        return bool(
+            self._database.query("SELECT 1 FROM paraphrased_questions WHERE question = ?", (question,))
+        )
+
+    def add(self, question: str) -> None:
+        """Record that a question was put in other words."""
+        self._database.execute("INSERT OR IGNORE INTO paraphrased_questions VALUES (?)", (question,))
+
+    def prune(self) -> None:
+        """Delete the questions that are neither in the history nor predicted any more."""
+        self._database.execute(
+            """DELETE FROM paraphrased_questions WHERE question NOT IN (SELECT question FROM question_history)
+                 AND question NOT IN (SELECT question FROM predicted_questions)"""
+        )
+
+    def clear(self) -> None:
+        """Delete every question."""
+        self._database.execute("DELETE FROM paraphrased_questions")

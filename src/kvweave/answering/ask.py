@@ -1,0 +1,172 @@
+"""Handles a question before and after the model.
+
+It completes the options, tries the answer cache, and optionally checks the answer. Importing the code that runs models takes
+much longer than a cache look-up, so it is imported only if the cache has no answer.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from kvweave.answer_cache.evidence import content_stems, is_answerable, is_non_answer, is_supported
+from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answering.answer_stream import Events, answer_from_cache
+from kvweave.answering.cached_answers import CachedAnswers
+from kvweave.answering.settings import CallOptions, Settings
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
+from kvweave.index.documents import DocumentTable
+from kvweave.results import Piece, Prefill
+from kvweave.state.components import Components
+from kvweave.state.metadata import KBMetadata
+from kvweave.types import NO_CONTEXT, Prompt, QuestionContext
+
+if TYPE_CHECKING:
+    from kvweave.index.search import FoundChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Answers questions to the knowledge base `name`.
+
+    `components` loads a model only for a question that `cached` has no answer to.
+    """
+
+    name: str
+    documents: DocumentTable
+    components: Components
+    cached: CachedAnswers
+    settings: Settings
+    metadata: KBMetadata
+
+    def events(
+        self, question: str, call: CallOptions, question_context: QuestionContext = NO_CONTEXT
+    ) -> Events:
+        """Return what answering the question yields; its last event is the whole answer.
+
+        `question_context` goes with the question. Raises as `KnowledgeBase.stream` does.
+        """
+        question, chunks = self.checked(question)
+        if not _is_all(question, question_context):
+            call = replace(call, cache="off")
+        system = self.metadata.system
+        vector = cache(lambda: self.components.encoder.encode([question])[0])
+        answer_settings = self.settings.answer_settings(call)
+        if answer_settings is not None and call.cache == "use":
+            events = self._cached(question, vector, answer_settings)
+            if events is not None:
+                return self._only_held(events, question)
+
+        from kvweave.answering.pipeline import answer, check_supported
+
+        resolved = self.settings.resolve(system, chunks, call)
+        context = self.components.request_context()
+        check_supported(context.model, resolved)
+        context.encoder.load()  # else the first question's time would include loading it
+        events = answer(context, self.cached, question, vector, resolved, question_context)
+        return self._only_held(events, question)
+
+    def prompt(self, question: str, top_k: int | None) -> Prompt:
+        """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
+        from kvweave.answering.kb_question import prompt_for
+
+        question, chunks = self.checked(question)
+        most = min(self.settings.top_k(top_k), chunks)
+        return prompt_for(self.components.request_context(), question, most, self.metadata.system)
+
+    def ranked(
+        self, question: str, top_k: int | None, vector: Callable[[], Vector] | None = None
+    ) -> "list[FoundChunk]":
+        """Return the chunks of that prompt, best first; loads the embedding model alone. Raises as `KnowledgeBase.prompt`.
+
+        `vector` gives the question's vector if the caller may have it already.
+        """
+        from kvweave.answering.kb_question import best_chunks
+
+        question, chunks = self.checked(question)
+        encoder = self.components.encoder
+        self.metadata.check(
+            "embedding", encoder.name
+        )  # another process may have filled the knowledge base anew
+        searched = encoder.encode([question])[0] if vector is None else vector()
+        most = min(self.settings.top_k(top_k), chunks)
+        return best_chunks(self.components.index, self.documents, question, searched, most)
+
+    def _cached(
+        self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
+    ) -> Events | None:
+        """Return the cached answer to the same question, if there is one; no model is loaded for it."""
+        if not self.components.loads_recorded_model:
+            return None
+        began = time.perf_counter()
+        found = self.cached.find(question, vector, answer_settings)
+        return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
+
+    def _only_held(self, events: Events, question: str) -> Events:
+        """Return the answer as it comes, or where the settings say so, once the passages were seen to hold it."""
+        if not self.settings.config.answers.check_answers:
+            return events
+        return held_by_passages(events, question)
+
+    def checked(self, question: str) -> tuple[str, int]:
+        """Return a question as valid text, and how many chunks the knowledge base holds."""
+        if not question.strip():
+            raise InvalidRequest("the question is empty")
+        documents = self.documents.all_documents()
+        if not documents:
+            raise EmptyKnowledgeBase(
+                f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
+            )
+        # A terminal may hand over broken bytes.
+        text = question.encode("utf-8", "replace").decode("utf-8")
+        return text, sum(document.chunks for document in documents)
+
+
+def _is_all(question: str, question_context: QuestionContext) -> bool:
+    """Return whether a question means the same without what goes with it, so that the answer cache may be used."""
+    if question_context.earlier:
+        from kvweave.answering.standalone import stands_alone
+
+        earlier = "\n".join(message.text for message in question_context.earlier)
+        return not question_context.instruction and stands_alone(question, earlier)
+    return not question_context.instruction
+
+
+NOT_FOUND: Final = "The documents do not say."
+_YES: Final = frozenset({"yes"})  # "no" is no content word anyway
+
+
+def held_by_passages(events: Events, question: str) -> Events:
+    """Yield an answer's events, its text held back until it is whole: the text, or NOT_FOUND in its place.
+
+    The check goes by words and knows no meaning. It finds what is made up, and questions about names and numbers that are in
+    no passage; an answer taken from the wrong passage passes.
+    """
+    held = []
+    with closing(events):
+        for event in events:
+            if isinstance(event, Piece):
+                held.append(event)
+            elif isinstance(event, Prefill):
+                yield event
+            else:
+                answer = event.answer
+                if holds(question, answer.text, [source.text for source in answer.sources]):
+                    yield from held
+                    yield event._replace(answer=replace(answer, supported=True))
+                else:
+                    yield Piece(NOT_FOUND)
+                    yield event._replace(answer=replace(answer, text=NOT_FOUND, supported=False))
+
+
+def holds(question: str, answer: str, passages: Sequence[str]) -> bool:
+    """Return whether passages hold the names and numbers of a question, and what an answer says beyond it.
+
+    An answer that says nothing beyond its question, such as a bare "yes", passes.
+    """
+    if is_non_answer(answer) or not is_answerable(question, passages):
+        return False
+    beyond = content_stems([answer]) - content_stems([question]) - _YES
+    return not beyond or is_supported(question, answer, passages)

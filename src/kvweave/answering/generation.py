@@ -1,0 +1,369 @@
+"""Decoding: from the first token's logits to a stream of text, with the log probabilities of its tokens if the caller wants them."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+from kvweave.answering.answer_stream import WINDOW_TOKENS, token_text
+from kvweave.answering.reply_reader import ReplyReader, ReplyText
+from kvweave.answering.sampling import Sampling
+from kvweave.answering.speculative import PromptLookupDrafter, SpeculativeDecoder
+from kvweave.cancellation import check_cancelled
+from kvweave.config import GenerationConfig
+from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDecodeState
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
+from kvweave.models.adapter import Adapter
+from kvweave.models.fused_cache import FusedCache
+from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.recipes.snapshots import SnapshotResult
+from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
+from kvweave.types import ReplyFormat
+
+_ANY_FORMAT = ReplyFormat()
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a generation has produced so far, and what it cost.
+
+    Attributes:
+        text: the answer.
+        ids: the tokens of thoughts and answer. The last one may hold text behind the answer's end.
+        seconds: the time that decoding took.
+        accepted_draft_tokens: how many of the tokens came from a draft and were verified many in one pass.
+        decoding: None if all KV stayed in memory.
+        reasoning: a reasoning model's thoughts before the answer.
+        finish_reason: stop, where the model ended the reply, or length.
+        thinking: whether it ended inside the thoughts, so that there is no answer.
+        piece_tokens: the tokens that came with the last piece of text, if log probabilities were asked for.
+    """
+
+    text: str = ""
+    ids: Sequence[int] = ()
+    seconds: float = 0.0
+    accepted_draft_tokens: int = 0
+    decoding: DecodeStats | None = None
+    reasoning: str = ""
+    finish_reason: FinishReason = "stop"
+    thinking: bool = False
+    piece_tokens: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return len(self.ids)
+
+    @property
+    def missing_answer(self) -> str | None:
+        """What to tell a user whose reply ended inside the thoughts; None otherwise."""
+        if not self.thinking:
+            return None
+        return (
+            f"the reply ended after {self.tokens} tokens, still inside the model's thoughts: there is no answer; allow more"
+            " tokens (max_new_tokens), or turn thinking off if the model can (think)"
+        )
+
+
+def generate(
+    adapter: Adapter,
+    kv_cache: FusedCache,
+    prompt_ids: Sequence[int],
+    logits: Tensor,
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    decoded: Decoded,
+    *,
+    kv: OffloadSettings | None = None,
+    question_tokens: int = 1,
+    drafts: Sequence[Sequence[int]] = (),
+    form: ReplyFormat = _ANY_FORMAT,
+) -> Generator[str, None, None]:
+    """Yield the answer piece by piece, from the prompt's last logits (1, vocab) on.
+
+    Decoding extends `kv_cache`, or the file that the prefill streamed its layers to. Stops at the model's
+    end-of-sequence tokens, where `form` says that an answer ends, or after `max_new_tokens`. Thoughts are not yielded.
+    `decoded` is filled in on the way, so it is right even when the caller stops early.
+
+    Args:
+        kv: offload the KV first, where the prefill has not; the last `question_tokens` of the prompt are then computed
+            again, see `offload`.
+        drafts: token ids that the reply may consist of. Greedy decoding in memory verifies them, and quotes of the
+            prompt, many in one pass; see `SpeculativeDecoder`.
+        form: how the reply is read, `TokenizedPrompt.reply`; by default, it ends only where the model ends it.
+
+    Raises:
+        InvalidRequest, StoreError, StoreFull: with `kv`.
+    """
+    with closing(DecodeState(adapter, kv_cache, kv)) as state:
+        if max_new_tokens > 1:
+            state.offload(prompt_ids, question_tokens)
+        source: DecodeState | SpeculativeDecoder = state
+        if state.in_memory and settings.temperature == 0:
+            drafter = PromptLookupDrafter(prompt_ids, drafts, settings.prompt_lookup_tokens)
+            source = SpeculativeDecoder(adapter, state, len(prompt_ids), max_new_tokens, drafter)
+        reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens, form)
+        try:
+            yield from _pieces(reply, logits, decoded)
+        finally:
+            if state.in_memory:  # drafts, and tokens behind the answer's end
+                state.kv_cache.truncate_appended(len(prompt_ids) + len(reply.ids))
+
+
+def generate_plainly(
+    prefilled: SnapshotResult,
+    prompt_ids: Sequence[int],
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    decoded: Decoded,
+    form: ReplyFormat,
+) -> Generator[str, None, None]:
+    """Generate as `generate` does, token by token on the model's own cache, which this uses up."""
+    adapter = prefilled.adapter
+    state = PlainDecodeState(adapter, prefilled.state)
+    reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens, form)
+    yield from _pieces(reply, prefilled.logits, decoded)
+
+
+def generate_in_conversation(
+    adapter: Adapter,
+    kv: OffloadedCache,
+    prompt_ids: Sequence[int],
+    logits: Tensor,
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    decoded: Decoded,
+    recompute: Callable[[Sequence[int]], tuple[OffloadedCache, Tensor]],
+    form: ReplyFormat = _ANY_FORMAT,
+) -> Generator[str, None, list[int]]:
+    """Generate as `generate` does, on KV that its caller owns and that holds all of `prompt_ids`; return the token ids.
+
+    In the end the KV holds the reply too, so that the text can continue: `kv`, or what `recompute` returned for it,
+    see `PersistentDecodeState`.
+    """
+    state = PersistentDecodeState(adapter, kv, recompute)
+    reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens, form)
+    yield from _pieces(reply, logits, decoded)
+    state.hold([*prompt_ids, *reply.ids])
+    return reply.ids
+
+
+def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
+    """Yield the reply's text as it grows from the prompt's last logits (1, vocab)."""
+    shown, taken = "", True
+    while taken:
+        check_cancelled()
+        began = time.perf_counter()
+        taken = reply.take(logits)
+        if taken and reply.unfinished:
+            logits = reply.advance()
+        read = reply.fill(decoded)
+        decoded.seconds += time.perf_counter() - began
+        if read.ready.startswith(shown):
+            decoded.piece_tokens = reply.new_tokens(read.ready)
+            yield read.ready[len(shown) :]
+            shown = read.ready
+    if decoded.text.startswith(shown):
+        decoded.piece_tokens = reply.new_tokens(None)
+        yield decoded.text[len(shown) :]
+
+
+def generate_together(
+    adapter: Adapter,
+    prefilled: Sequence[tuple[FusedCache, Sequence[int], Tensor]],
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    form: ReplyFormat = _ANY_FORMAT,
+) -> list[Decoded]:
+    """Generate answers to several prompts, each given as in `generate` by KV cache, token ids and last logits (1, vocab).
+
+    One call of the model advances all unfinished replies; `seconds` is each one's share of these calls. All are read as
+    `form` says.
+    """
+    replies = [
+        _Reply(adapter, DecodeState(adapter, kv_cache), ids, settings, max_new_tokens, form)
+        for kv_cache, ids, _ in prefilled
+    ]
+    seconds = [0.0] * len(replies)
+    logits = dict(enumerate(first for _, _, first in prefilled))
+    while logits:
+        began = time.perf_counter()
+        taken = [number for number, last in logits.items() if replies[number].take(last)]
+        going = [number for number in taken if replies[number].unfinished]
+        steps = _advance_together(adapter, [replies[number] for number in going])
+        for number in logits:
+            seconds[number] += (time.perf_counter() - began) / len(logits)
+        logits = dict(zip(going, steps, strict=True))
+    done = [Decoded(seconds=spent) for spent in seconds]
+    for reply, decoded in zip(replies, done, strict=True):
+        reply.fill(decoded)
+    return done
+
+
+class _Reply:
+    """An unfinished answer: the tokens chosen so far; all but the last one are in the KV of `state`."""
+
+    def __init__(
+        self,
+        adapter: LoadedModel,
+        state: DecodeState | PersistentDecodeState | PlainDecodeState | SpeculativeDecoder,
+        prompt_ids: Sequence[int],
+        settings: GenerationConfig,
+        most: int,
+        form: ReplyFormat,
+    ) -> None:
+        self.ids: list[int] = []
+        self.state = state
+        self._finished: FinishReason | None = None
+        self._ended: ReplyText | None = None  # what the reply says, where its text has ended it
+        self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
+        self._sampler = Sampler(settings, adapter.geometry.device)
+        self._ends = end_tokens(adapter)
+        stops, logprobs = (settings.stop, settings.logprobs) if isinstance(settings, Sampling) else ((), None)
+        self._reader = ReplyReader(adapter.tokenizer, form, stops)
+        self._recorder = None if logprobs is None else LogprobRecorder(adapter.tokenizer, logprobs)
+        self._handed_out = 0  # tokens that `new_tokens` has returned
+
+    def take(self, logits: Tensor) -> bool:
+        """Choose the next token; return False, and choose none, where the reply ends."""
+        if not self.unfinished:
+            return False
+        token = self._sampler.choose(logits)
+        if token in self._ends:
+            self._finished = "stop"
+            return False
+        if self._recorder is not None:
+            self._recorder.record(self.ids, token, logits)
+        self.ids.append(token)
+        if len(self.ids) >= self._most:
+            self._finished = "length"
+        if self._reader.may_end:
+            read = self._reader.read(self.ids)
+            if read.ended:
+                self.ids, self._finished, self._ended = read.ids, "stop", read
+        return True
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether another token may follow."""
+        return self._finished is None and len(self.ids) < self._most
+
+    def fill(self, decoded: Decoded) -> ReplyText:
+        """Write what the reply says so far to `decoded`, and return it."""
+        stopped = None if self._finished is None else self._finished == "stop"
+        read = self._ended or self._reader.read(self.ids, stopped=stopped)
+        decoded.text, decoded.reasoning, decoded.thinking = read.answer, read.thoughts, read.thinking
+        decoded.ids, decoded.finish_reason = self.ids, self._finished or "length"
+        decoded.decoding = self.state.cost
+        if isinstance(self.state, SpeculativeDecoder):
+            decoded.accepted_draft_tokens = self.state.accepted_draft_tokens
+        return read
+
+    def new_tokens(self, answer: str | None) -> tuple[TokenLogprob, ...]:
+        """Return the recorded tokens of the beginning `answer` of the answer, None for all of it, that were not returned yet."""
+        if self._recorder is None:
+            return ()
+        count = len(self.ids) if answer is None else self._reader.token_count(answer, self.ids)
+        new = self._recorder.tokens[self._handed_out : count]
+        self._handed_out = max(self._handed_out, count)
+        return tuple(new)
+
+    @property
+    def needs_rope_rescale(self) -> bool:
+        """Whether the text needs other rotary frequencies than its KV has, and is computed again under them."""
+        tokens = len(self._prompt_ids) + len(self.ids)
+        return isinstance(self.state, DecodeState) and self.state.needs_rope_rescale(tokens)
+
+    def advance(self) -> Tensor:
+        """Return the logits after the last token, (1, vocab)."""
+        return self.state.advance([*self._prompt_ids, *self.ids])
+
+
+def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tensor]:
+    """Advance each reply, in one call of the model unless a text has to be computed again."""
+    if any(reply.needs_rope_rescale for reply in replies):
+        return [reply.advance() for reply in replies]
+    kv_caches = [reply.state.kv_cache for reply in replies if isinstance(reply.state, DecodeState)]
+    last = [reply.ids[-1] for reply in replies]
+    return adapter.step_packed(list(zip(kv_caches, last, strict=True)))
+
+
+def end_tokens(adapter: LoadedModel) -> frozenset[int]:
+    """Return the tokens at which a model's answers end; none if nothing names any.
+
+    Those of the generation config, the model's config, the tokenizer and the chat template: many models name a token in
+    one place only.
+    """
+    model, tokenizer = adapter.model, adapter.tokenizer
+    named = (
+        model.generation_config.eos_token_id,
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    )
+    ends = [
+        token for each in named for token in (each if isinstance(each, list) else [each]) if token is not None
+    ]
+    return adapter.template.end_tokens.union(ends)
+
+
+class Sampler:
+    """Greedy at temperature 0; otherwise the library's own temperature and nucleus warpers, seeded."""
+
+    def __init__(self, settings: GenerationConfig, device: torch.device) -> None:
+        self._greedy = settings.temperature == 0
+        self._warp = LogitsProcessorList()
+        if not self._greedy:
+            self._warp.append(TemperatureLogitsWarper(settings.temperature))
+            if settings.top_p < 1:
+                self._warp.append(TopPLogitsWarper(settings.top_p))
+        self._random = torch.Generator(device)
+        if settings.seed is not None:
+            self._random.manual_seed(settings.seed)
+        elif not self._greedy:
+            self._random.seed()
+
+    def choose(self, logits: Tensor) -> int:
+        """Return the next token for logits (1, vocab)."""
+        if self._greedy:
+            return int(logits.argmax(dim=-1))
+        empty = torch.empty(1, 0, dtype=torch.long, device=logits.device)
+        weights = self._warp(empty, logits.float()).softmax(dim=-1)
+        return int(torch.multinomial(weights, 1, generator=self._random))
+
+
+class LogprobRecorder:
+    """Records a reply's tokens as they are chosen.
+
+    Args:
+        tokenizer: the model's.
+        count: how many of the likeliest tokens to record at each place.
+    """
+
+    def __init__(self, tokenizer: Any, count: int) -> None:
+        self._tokenizer, self._count = tokenizer, count
+        self.tokens: list[TokenLogprob] = []
+
+    def record(self, before: Sequence[int], token: int, logits: Tensor) -> None:
+        """Record the token that was chosen by logits (1, vocab) after the tokens `before`, of the reply alone.
+
+        The softmax is over the model's own logits, in float32.
+        """
+        logprobs = logits[0].float().log_softmax(dim=-1)  # (vocab,)
+        values, ids = logprobs.topk(min(self._count, logprobs.numel()))
+        window = before[-WINDOW_TOKENS:]
+        likeliest = tuple(
+            LikelyToken(other, self._added(window, other), value)
+            for other, value in zip(ids.tolist(), values.tolist(), strict=True)
+        )
+        self.tokens.append(TokenLogprob(token, self._added(window, token), float(logprobs[token]), likeliest))
+
+    def _added(self, before: Sequence[int], token: int) -> str:
+        """Return what a token adds to the text before it."""
+        text, longer = (token_text(ids, self._tokenizer) for ids in (before, [*before, token]))
+        return longer[len(text) :] if longer.startswith(text) else token_text([token], self._tokenizer)

@@ -1,0 +1,194 @@
+"""A question to a knowledge base: the chunks that are found for it, and the prompt made of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvweave.answer_cache.records import AnswerProvenance, Vector
+from kvweave.answering.cached_answers import CachedAnswers, provenance
+from kvweave.answering.settings import AskOptions
+from kvweave.answering.speculative import drafts_of
+from kvweave.errors import KnowledgeBaseError
+from kvweave.index.documents import DocumentTable
+from kvweave.index.search import FoundChunk
+from kvweave.index.vector_index import VectorIndex
+from kvweave.kvstore.kv_store import KVStore
+from kvweave.kvstore.tiers.leases import Lease
+from kvweave.models.adapter import Adapter
+from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.results import Answer, Source
+from kvweave.state.components import RequestContext
+from kvweave.types import NO_CONTEXT, Place, Prompt, QuestionContext, TokenizedPrompt
+
+
+class Assembled(NamedTuple):
+    """What a request is answered from: the prompt, its sources, token ids that the reply may consist of, and seconds.
+
+    `without_vector` chunks of the knowledge base had no vector at the search.
+    """
+
+    prompt: TokenizedPrompt
+    sources: tuple[Source, ...] = ()
+    drafts: Sequence[tuple[int, ...]] = ()
+    retrieve_s: float = 0.0
+    without_vector: int = 0
+
+
+@dataclass(slots=True)
+class KBQuestion:
+    """A question to a knowledge base, answered from the chunks that are found for it."""
+
+    context: RequestContext
+    cached: CachedAnswers
+    question: str
+    vector: Callable[[], Vector]
+    options: AskOptions
+    question_context: QuestionContext = NO_CONTEXT
+    origin: AnswerProvenance | None = None
+
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
+        """Retrieve the chunks, and start loading their KV while the prompt is tokenized."""
+        context, options = self.context, self.options
+        began = time.perf_counter()
+        # Read before the search: a document that comes in later makes the answer old.
+        epoch = self.cached.answers.epoch
+        without_vector = context.documents.without_vector_count()
+        found = retrieve(context, self.question, self.vector(), options.top_k)
+        retrieve_s = time.perf_counter() - began
+        self.origin = provenance(found, epoch)
+        _prefetch(context, options, found, lease)
+        prompt, kept = _assemble(context.model, self.question, options, found, most, self.question_context)
+        sources = sources_of(context.documents, kept)
+        drafts = _drafts(context.model, self.cached, self.vector, options)
+        return Assembled(prompt, sources, drafts, retrieve_s, without_vector)
+
+    def keep(self, answer: Answer) -> None:
+        """Put the answer into the answer cache, unless the options say otherwise.
+
+        Behind earlier messages the question is queued instead: the model has seen those too.
+        """
+        settings = self.options.answer_settings
+        if settings is not None and self.question_context.earlier:
+            self.cached.queue(self.question, self.vector(), settings)
+            return
+        cut = answer.finish_reason == "length" and not self.options.keep_cut
+        if settings is not None and self.origin is not None and not cut:
+            self.cached.keep(self.question, self.vector(), settings, answer, self.origin)
+
+
+def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[Source, ...]:
+    """Return found chunks as sources, with the places where people find them."""
+    places = documents.places([(chunk.source, chunk.position) for chunk in found])
+    return tuple(
+        Source(
+            chunk.source,
+            chunk.start,
+            chunk.end,
+            chunk.text,
+            chunk.score,
+            place.page,
+            place.heading,
+            place.line,
+        )
+        for chunk in found
+        for place in [places.get((chunk.source, chunk.position), Place())]
+    )
+
+
+def retrieve(context: RequestContext, question: str, vector: Vector, top_k: int) -> list[FoundChunk]:
+    """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost index."""
+    return best_chunks(context.index, context.documents, question, vector, top_k)
+
+
+def best_chunks(
+    index: VectorIndex, documents: DocumentTable, question: str, vector: Vector, top_k: int
+) -> list[FoundChunk]:
+    """Return the best chunks for a question, best first; raises as `retrieve` does."""
+    found = index.search(question, vector, top_k, documents.visible_versions())
+    if not found:
+        raise KnowledgeBaseError(
+            "the index holds none of the listed documents; run `kvweave add` on them again"
+        )
+    return found
+
+
+def prompt_for(context: RequestContext, question: str, top_k: int, system: str) -> Prompt:
+    """Return the prompt that a question would be answered from, without computing it; raises as `retrieve` does."""
+    found = retrieve(context, question, context.encoder.encode([question])[0], top_k)
+    chunks = tuple(chunk.text for chunk in reading_order(found))
+    return Prompt(question, chunks, system)
+
+
+def tokenized_prompt_for(
+    context: RequestContext, question: str, vector: Vector, options: AskOptions
+) -> TokenizedPrompt:
+    """Return the tokens that a question would be answered from, without computing them; raises as `answer` does."""
+    found = retrieve(context, question, vector, options.top_k)
+    most = options.max_new_tokens(context.model.geometry.context_tokens)
+    return _assemble(context.model, question, options, found, most)[0]
+
+
+def _prefetch(context: RequestContext, options: AskOptions, found: list[FoundChunk], lease: Lease) -> None:
+    """Start loading the KV of the found chunks, while the prompt is tokenized."""
+    recipe, adapter = options.recipe, context.model
+    if not recipe.match.position_independent or not isinstance(adapter, Adapter):
+        return
+    prefix = adapter.template.prefix_ids(options.system, think=options.generation.think)
+    chunks = context.documents.chunks_at([(chunk.source, chunk.position) for chunk in found])
+    wanted = [
+        (chunk.kv_digest, recipe.prepare.provenances(adapter, prefix, chunk.kv_tokens)) for chunk in chunks
+    ]
+    context.store.prefetch(adapter.fingerprint, wanted, lease)
+
+
+def _drafts(
+    model: LoadedModel, cached: CachedAnswers, vector: Callable[[], Vector], options: AskOptions
+) -> list[tuple[int, ...]]:
+    """Return token ids that the answer may consist of: those of an earlier answer to a near question."""
+    if not isinstance(model, Adapter):
+        return []  # a recurrent state cannot take back the drafts that are rejected
+    if options.answer_settings is None or options.cache != "use" or options.kv is not None:
+        return []
+    text = cached.draft(vector(), options.answer_settings)
+    return drafts_of(model, text) if text else []
+
+
+def _assemble(
+    model: LoadedModel,
+    question: str,
+    options: AskOptions,
+    found: list[FoundChunk],
+    most: int,
+    question_context: QuestionContext = NO_CONTEXT,
+) -> tuple[TokenizedPrompt, list[FoundChunk]]:
+    """Return the tokenized prompt and the chunks in it, in prompt order; `most` tokens stay free for the answer."""
+    while True:
+        ordered = reading_order(found)
+        texts = tuple(f.text for f in ordered)
+        prompt = model.template.render(
+            Prompt(
+                question,
+                texts,
+                options.system,
+                think=options.generation.think,
+                earlier=question_context.earlier,
+                instruction=question_context.instruction,
+            )
+        )
+        too_long = prompt.tokens + most > model.geometry.context_tokens
+        if not (too_long and options.drop_chunks and found):
+            model.check_length(prompt.tokens, most)
+            return prompt, ordered
+        found = found[:-1]
+
+
+def reading_order(found: list[FoundChunk]) -> list[FoundChunk]:
+    """Order documents by their best chunk's rank, and the chunks of a document as they follow each other in it.
+
+    A sentence may only make sense after the one before the cut.
+    """
+    ranks: dict[str, int] = {}
+    for rank, chunk in enumerate(found):
+        ranks.setdefault(chunk.source, rank)
+    return sorted(found, key=lambda chunk: (ranks[chunk.source], chunk.position))

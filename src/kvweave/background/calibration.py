@@ -1,0 +1,302 @@
+"""Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
+
+It runs in steps; background work does one at a time. Where fewer bits per weight are tried, each question under each of them. Then
+each question under every remaining budget, then the KV that the chosen budget needs, in batches of chunks, then the verdict. What a
+step with the knowledge base's own weights has found is stored, so an interrupted calibration continues. A change of the documents
+makes it start over.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+from kvweave.answer_cache.predictions import HISTORY_LIMIT
+from kvweave.answer_cache.records import AnswerSettings
+from kvweave.answering.kb_question import tokenized_prompt_for
+from kvweave.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.background.budget_trials import BudgetTrials
+from kvweave.background.greedy_reply import Reply, counted_rows
+from kvweave.background.precompute import prepare_context
+from kvweave.background.step import Step
+from kvweave.background.weights_trial import WeightsTrials
+from kvweave.config import GenerationConfig
+from kvweave.errors import InvalidRequest
+from kvweave.files import try_lock
+from kvweave.index.documents import ListedChunk
+from kvweave.models.precision import WeightBits
+from kvweave.recipes.candidates import Candidate
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.names import EXACT
+from kvweave.recipes.offline import missing_bytes, prepare_chunks
+from kvweave.recipes.recipe import Recipe
+from kvweave.state.calibration_results import (
+    MIN_QUESTIONS,
+    AutoRecipe,
+    MeasuredQuestion,
+    Verdict,
+    chosen,
+)
+from kvweave.state.components import Components
+from kvweave.state.knowledge_base_state import IDLE_LOCK, KnowledgeBaseState, Progress
+from kvweave.types import TokenizedPrompt
+
+MOST_QUESTIONS: Final = HISTORY_LIMIT
+"""The most questions of a verdict: those asked last, then those predicted last."""
+ANSWER_TOKENS: Final = 32
+"""How many tokens of an answer are compared: all of it if it is shorter."""
+
+_BATCH_CHUNKS: Final = 64
+_FULL: Final = "full"
+
+Origin: TypeAlias = Literal["asked", "predicted", "given"]
+
+
+class Calibrator:
+    """Makes the verdict of one knowledge base, for one run; close it.
+
+    Args:
+        state: the documents, the questions, and where the verdict goes.
+        components: loads the model when a step first needs it.
+        settings: those that the verdict is for; they know the verdicts.
+        given: questions to take in place of those asked and predicted.
+        bits: fewer bits per weight than the model's, which are tried too; each loads the model once more.
+    """
+
+    def __init__(
+        self,
+        state: KnowledgeBaseState,
+        components: Components,
+        settings: Settings,
+        given: Sequence[str] | None = None,
+        bits: Sequence[WeightBits] = (),
+    ) -> None:
+        assert settings.auto is not None
+        self._state, self._components, self._settings = state, components, settings
+        self._auto: AutoRecipe = settings.auto
+        self._given = given
+        self._unprepared: list[ListedChunk] | None = None
+        self._unprepared_for = ""  # the recipe's name
+        self._prepared = 0
+        self._epoch = state.answers.epoch
+        self._budgets = BudgetTrials(state, settings.config)
+        self._weights = WeightsTrials(components, bits, self._budgets, self._prompt) if bits else None
+
+    def questions(self) -> dict[str, Origin]:
+        """Return the questions that a verdict would be made from: asked ones first, then predicted ones."""
+        if self._given is not None:
+            return dict.fromkeys(self._given, "given")
+        predictions = self._state.predictions
+        asked = reversed(predictions.history.recent(MOST_QUESTIONS))
+        predicted = predictions.predicted.latest(4 * MOST_QUESTIONS)
+        found: dict[str, Origin] = dict.fromkeys(asked, "asked")
+        for each in predicted:
+            if each.dropped is None:
+                found.setdefault(each.question, "predicted")
+        return dict(list(found.items())[:MOST_QUESTIONS])
+
+    def next_if_due(self) -> Step | None:
+        """Return the next step; None if no verdict is due, or too few questions are known."""
+        return self.next() if self._auto.now().due else None
+
+    def next(self) -> Step | None:
+        """Return the next step; None if too few questions are known. Loads no model to measure another question."""
+        if self._epoch != self._state.answers.epoch:
+            self.close()  # nothing of a removed document may stay there
+            self._unprepared, self._prepared, self._epoch = None, 0, self._state.answers.epoch
+        questions = self.questions()
+        if len(questions) < MIN_QUESTIONS:
+            return None
+        if self._weights is not None and (step := self._weights.next(questions)) is not None:
+            return step  # first, since a model that cannot be loaded is then known before the budgets are measured
+        conditions, total = self._auto.conditions(), len(questions)
+        measured = self._auto.table.measured(conditions)
+        known = [measured[question] for question in questions if question in measured]
+        alive = self._budgets.alive([each.budgets for each in known], total)
+        todo = [question for question in questions if question not in measured] if alive else []
+        if todo:
+            return Step(
+                "measuring questions",
+                todo[0],
+                total - len(todo),
+                total,
+                partial(self._measure, todo[0], alive, conditions),
+            )
+        return self._finish(questions, known)
+
+    def run(self, progress: Progress) -> Verdict:
+        """Take all steps; raises InvalidRequest if too few questions are known."""
+        began_s = time.time()
+        while (step := self.next()) is not None:
+            progress(step.stage, step.done, step.total)
+            step.do()
+            progress(step.stage, step.done + 1, step.total)
+            verdict = self._auto.now().verdict
+            if verdict is not None and verdict.made_at_s >= began_s:
+                return verdict
+        known, source = len(self.questions()), "given" if self._given is not None else "known"
+        raise InvalidRequest(
+            f"{known} questions are {source}, and a verdict needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
+            "or give them with --questions FILE"
+        )
+
+    def close(self) -> None:
+        """Delete the KV of trials, and forget what was found about weights; closing twice is fine."""
+        if self._weights is not None:
+            self._weights.close()
+        self._budgets.close()
+
+    # Steps
+
+    def _measure(self, question: str, alive: Sequence[Candidate], conditions: dict[str, str]) -> None:
+        """Put one question to the model under full attention and under each budget; store what they kept of it."""
+        began, epoch = time.perf_counter(), self._state.answers.epoch
+        context = self._components.request_context()
+        prompt, options = self._prompt(question)
+        with counted_rows(context.adapter) as counted:
+            full = Reply.of(context.adapter, self._budgets.store, recipe_named(_FULL), prompt, options)
+            found = self._budgets.measure(context, alive, prompt, options, full)
+        passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
+        measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
+        with self._state.database.transaction():
+            if self._state.answers.epoch == epoch:
+                self._auto.table.add_measured(conditions, question, measured)
+
+    def _finish(self, questions: dict[str, Origin], measured: Sequence[MeasuredQuestion]) -> Step:
+        """Return the step that prepares what the chosen budget needs, or stores the verdict."""
+        trials = self._budgets.trials([each.budgets for each in measured], len(questions))
+        best = chosen(trials)
+        winner = None if best is None else self._budgets.candidates[trials.index(best)]
+        if winner is not None:
+            left = self._chunks_to_prepare(winner.recipe)
+            if left:
+                batch, done = left[:_BATCH_CHUNKS], self._prepared
+                return Step(
+                    "preparing chunks",
+                    winner.recipe.name,
+                    done,
+                    done + len(left),
+                    partial(self._prepare, batch, winner.recipe),
+                )
+        origins = list(questions.values())
+        minimum = self._settings.config.calibration
+        verdict = Verdict(
+            EXACT if winner is None else winner.recipe.name,
+            None if winner is None else winner.ratio,
+            0.0 if winner is None else winner.recipe.ratio,
+            self._components.model.fingerprint.name,
+            minimum.calibrate_first_tokens,
+            minimum.calibrate_answers,
+            origins.count("asked"),
+            origins.count("predicted"),
+            origins.count("given"),
+            time.time(),
+            sum(each.seconds for each in measured),
+            sum(each.passes for each in measured) / max(1, len(measured)),
+            tuple(trials),
+            None if self._weights is None else self._weights.found(),
+        )
+        return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
+
+    def _decide(self, verdict: Verdict, epoch: int) -> None:
+        """Store the verdict, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
+        before = self._settings.answer_settings()
+        with self._state.database.transaction():
+            if self._state.answers.epoch != epoch:
+                return
+            self._auto.table.put(self._auto.conditions(), verdict)
+        after = self._settings.answer_settings()
+        if before is not None and after is not None and before != after:
+            self._queue(before, after)
+
+    def _queue(self, before: AnswerSettings, after: AnswerSettings) -> None:
+        """Queue predicted questions, and the most used of those that have an answer, for one under other settings."""
+        answers = self._state.answers
+        waiting = answers.pending(most=10_000, reasons=("predicted", "prefilled"))
+        predicted = [each.question for each in waiting if each.settings == before]
+        asked = [question for question, settings in answers.most_used() if settings == before]
+        asked = asked[:MOST_QUESTIONS]
+        if not predicted and not asked:
+            return
+        vectors = dict(
+            zip((*predicted, *asked), self._components.encoder.encode([*predicted, *asked]), strict=True)
+        )
+        with answers.transaction():
+            for question in predicted:
+                answers.delete([question], before)
+                answers.add_predicted(question, vectors[question], after)
+            for question in asked:
+                answers.add_asked(question, vectors[question], after)
+
+    # What steps need
+
+    def _prompt(self, question: str) -> tuple[TokenizedPrompt, AskOptions]:
+        """Return the prompt of a plain question, and its options."""
+        context, options = self._components.request_context(), self._options()
+        vector = context.encoder.encode([question])[0]
+        return tokenized_prompt_for(context, question, vector, options), options
+
+    def _options(self) -> AskOptions:
+        """Return the options of a plain question under the settings; its answer is greedy, and cut."""
+        own = self._settings.config.generation
+        most = min(own.max_new_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
+        return self._settings.resolve(
+            self._system,
+            self._state.documents.chunk_count(),
+            CallOptions(
+                recipe=_FULL,
+                drop_chunks=True,
+                cache="off",
+                generation=GenerationConfig(max_new_tokens=most, think=own.think),
+            ),
+        )
+
+    @property
+    def _system(self) -> str:
+        return self._auto.conditions()["system"]
+
+    def _chunks_to_prepare(self, recipe: Recipe) -> list[ListedChunk]:
+        """Return the chunks that lack what the recipe needs and that this run has not prepared.
+
+        Only those that the store has room for, where it may evict what was never asked for.
+        """
+        if self._unprepared is None or self._unprepared_for != recipe.name:
+            self._unprepared_for, self._prepared = recipe.name, 0
+            rows = list({row.kv_digest: row for row in self._state.documents.all_chunks()}.values())
+            asked = [(row.kv_digest, row.kv_tokens) for row in rows]
+            store, self._unprepared = self._state.store, []
+            room = store.limit_bytes - store.used_bytes + store.unused_bytes
+            ctx = prepare_context(self._components.request_context(), self._system)
+            for number, size in missing_bytes(ctx, asked, recipe).items():
+                if size <= room:
+                    room -= size
+                    self._unprepared.append(rows[number])
+        return self._unprepared
+
+    def _prepare(self, batch: Sequence[ListedChunk], recipe: Recipe) -> None:
+        context = self._components.request_context()
+        texts = context.index.texts([row.row_id for row in batch])
+        chunks = [context.adapter.template.chunk_ids(text) for text in texts.values()]
+        prepare_chunks(prepare_context(context, self._system), chunks, recipe)
+        self._unprepared = (self._unprepared or [])[len(batch) :]
+        self._prepared += len(batch)
+
+
+def calibrate(
+    state: KnowledgeBaseState,
+    components: Components,
+    settings: Settings,
+    questions: Sequence[str] | None,
+    progress: Progress,
+    bits: Sequence[WeightBits] = (),
+) -> Verdict:
+    """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
+    state.database.check_writable()
+    with try_lock(state.database.path.parent / IDLE_LOCK) as free:
+        if not free:
+            raise InvalidRequest(
+                "another process calibrates this knowledge base or does its background work; try again when it has ended"
+            )
+        with closing(Calibrator(state, components, settings, questions, bits)) as calibrator:
+            return calibrator.run(progress)

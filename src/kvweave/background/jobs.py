@@ -1,0 +1,401 @@
+"""The background jobs of a knowledge base, one after the other, chosen from what its database says.
+
+There is no queue: each job changes what the next one is chosen by, so a killed process continues by asking again. Knows
+neither when to work nor what it may cost.
+"""
+
+import time
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Final, Literal, TypeAlias
+
+from kvweave.answer_cache.evidence import content_stems, is_non_answer, is_supported, repeats
+from kvweave.answer_cache.predictions import DropReason, PredictionStore
+from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason
+from kvweave.answer_cache.worth import PredictionOrigin
+from kvweave.answering.cached_answers import CachedAnswers
+from kvweave.answering.settings import Settings
+from kvweave.background.calibration import Calibrator
+from kvweave.background.contradictions import Contradictions, Group
+from kvweave.background.paraphrases import Paraphraser
+from kvweave.background.planning import PrecomputeExtent, PredictFromHistory, Summarise, precompute_extent
+from kvweave.background.precompute import Precomputer
+from kvweave.background.prediction import QuestionPredictor
+from kvweave.background.prompts import can_paraphrase
+from kvweave.background.step import Step
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.recipes.names import AUTO
+from kvweave.results import Answer
+from kvweave.state.background_budget import BackgroundBudget, Worth
+from kvweave.state.components import Components, RequestContext
+from kvweave.state.knowledge_base_state import KnowledgeBaseState
+from kvweave.state.metadata import KBMetadata
+
+JobKind: TypeAlias = Literal[
+    "refresh",
+    "answers",
+    "contradiction",
+    "calibration",
+    "population",
+    "conversion",
+    "abstract",
+    "prediction",
+    "paraphrase",
+    "restoration",
+]
+"""See `JobSource.next`."""
+
+_ASKED: Final[tuple[PendingReason, ...]] = ("matched", "changed", "stale", "asked")
+_LIMIT: Final = "kv_limit_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One thing to do.
+
+    `about` describes it to people, `key` identifies it, `left` is how many of its kind there are. `origin` is the kind of
+    prediction that it is work for.
+    """
+
+    kind: JobKind
+    about: str
+    key: Hashable
+    left: int
+    do: Callable[[], object]
+    origin: PredictionOrigin | None = None
+
+
+class JobSource:
+    """The jobs of one knowledge base, for one run.
+
+    Args:
+        precomputer: computes answers and KV for questions.
+        predictor: returns what predicts questions; None where no answer is cached, so that none is worth predicting.
+        paraphraser: returns what puts questions in other words, for a predictor; None as before, and for a model that does not
+            know how.
+        predictions: what was predicted so far.
+        store: the chunk KV.
+        budget: records the store's limit.
+        extent: how much of a predicted question is computed.
+        yield_to_requests: called between parts of a job that run no model.
+        calibrator: makes the verdict; None where it is not asked for.
+    """
+
+    def __init__(
+        self,
+        precomputer: Precomputer,
+        predictor: Callable[[], QuestionPredictor | None],
+        paraphraser: Callable[[QuestionPredictor | None], Paraphraser | None],
+        predictions: PredictionStore,
+        store: ChunkStore,
+        budget: BackgroundBudget,
+        extent: PrecomputeExtent,
+        yield_to_requests: Callable[[], None],
+        calibrator: Calibrator | None = None,
+    ) -> None:
+        self._precomputer = precomputer
+        self._cached = precomputer.cached
+        self._new_predictor, self._new_paraphraser = predictor, paraphraser
+        self._predictor = predictor()
+        self._paraphraser = paraphraser(self._predictor)
+        self._calibrator = calibrator
+        self._predictions = predictions
+        self._store = store
+        self._budget = budget
+        self._extent = extent
+        self._yield_to_requests = yield_to_requests
+        self._tried: set[Hashable] = set()
+        self._to_restore: list[tuple[str, AnswerSettings]] | None = None
+        self._contradictions = Contradictions(self._cached, budget)
+        self._to_settle: list[Group] | None = None
+
+    def next(self) -> Job | None:
+        """Return the next job, None if nothing is left that this run has not tried.
+
+        First what users wait for: the check of answers after documents came in (refresh), questions that lack a valid answer
+        (answers), and answers that contradict each other (contradiction). Then what `auto` stands for, by which all others are
+        computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
+        before (conversion, PerCache §4.3.3). Then other wordings of answered questions (paraphrase) and new predictions
+        (abstract, prediction). Last, evicted KV, if the store's limit was raised (restoration). Predictions that do not pay are
+        left out.
+        """
+        if not self._cached.documents.visible_versions():
+            return None
+        kinds = (
+            self._refresh,
+            self._answers,
+            self._contradiction,
+            self._calibration,
+            self._population,
+            self._conversion,
+            self._paraphrase,
+            self._prediction,
+            self._restoration,
+        )
+        for kind in kinds:
+            job = kind()
+            if job is not None and job.key not in self._tried:
+                self._tried.add(job.key)
+                return replace(job, do=partial(self._measured, job))
+        return None
+
+    def _measured(self, job: Job) -> None:
+        """Do a job, and record by how much the stored KV grew, and the work on a kind of prediction."""
+        before, began, waited_s = self._store.used_bytes, time.perf_counter(), self._precomputer.waited_s()
+        try:
+            job.do()
+        finally:
+            grown = self._store.used_bytes - before
+            if grown > 0:
+                self._budget.add_worth(Worth(kv_bytes=grown))
+            if job.origin is not None:
+                waited_s = self._precomputer.waited_s() - waited_s
+                self._predictions.worth.add_seconds(job.origin, time.perf_counter() - began - waited_s)
+
+    def _refresh(self) -> Job | None:
+        cached = self._cached
+        if next(cached.unchecked(), None) is None:
+            return None
+        check = partial(cached.refresh, between=self._yield_to_requests)
+        return Job("refresh", "checking answers", ("refresh", cached.answers.epoch), 1, check)
+
+    def _answers(self) -> Job | None:
+        return self._pending("answers", _ASKED, self._answer)
+
+    def _contradiction(self) -> Job | None:
+        if self._to_settle is None:
+            self._to_settle = self._contradictions.groups(self._yield_to_requests)
+        if not self._to_settle:
+            return None
+        left, group = len(self._to_settle), self._to_settle.pop(0)
+        key = ("contradiction", *(each.id for each in group))
+        return Job("contradiction", group[0].question, key, left, partial(self._settle, group))
+
+    def _settle(self, group: Group) -> None:
+        """Put each question of a group to the model again; then one answer stays."""
+        for each in group:
+            self._precomputer.answer(each.question, each.settings)
+        self._contradictions.settle(group)
+
+    def _calibration(self) -> Job | None:
+        step = None if self._calibrator is None else self._calibrator.next_if_due()
+        if step is None:
+            return None
+        key = ("calibration", step.stage, step.done)
+        return Job("calibration", step.about, key, step.total - step.done, partial(self._calibrate, step))
+
+    def _calibrate(self, step: Step) -> None:
+        step.do()
+        self._predictor = self._new_predictor()  # questions are predicted for the recipe that answers them
+        self._paraphraser = self._new_paraphraser(self._predictor)
+
+    def close(self) -> None:
+        """Delete what a calibration has stored for its trials."""
+        if self._calibrator is not None:
+            self._calibrator.close()
+
+    def _population(self) -> Job | None:
+        return self._pending("population", ("predicted",), self._populate)
+
+    def _conversion(self) -> Job | None:
+        return self._pending("conversion", ("prefilled",), self._answer) if self._extent == "answer" else None
+
+    def _pending(
+        self, kind: JobKind, reasons: tuple[PendingReason, ...], do: Callable[[PendingQuestion], None]
+    ) -> Job | None:
+        predicted = kind in ("population", "conversion")
+        paused = paused_predictions(self._predictions, self._budget) if predicted else ()
+        left_out = self._predictions.predicted.of(paused) if paused else ()
+        found = self._cached.answers.pending(len(self._tried) + 100, reasons, left_out)
+        left = [
+            one
+            for one in found
+            if one.settings.reranker == self._cached.reranker  # answers under another one wait for it
+            and (kind, one.question, one.settings) not in self._tried
+        ]
+        if not left:
+            return None
+        first = left[0]
+        origin = self._predictions.predicted.origin_of(first.question) if predicted else None
+        key = (kind, first.question, first.settings)
+        return Job(kind, first.question, key, len(left), partial(do, first), origin)
+
+    def _populate(self, pending: PendingQuestion) -> None:
+        if self._extent == "answer":
+            self._answer(pending)
+            return
+        self._precomputer.prefill(pending.question, pending.settings)
+        self._cached.answers.mark_prefilled(pending.question, pending.settings)
+
+    def _answer(self, pending: PendingQuestion) -> None:
+        if pending.reason in ("predicted", "prefilled"):
+            self._answer_predicted(pending)
+            return
+        # A question that was given another one's answer goes on getting it rather than an answer that goes round in circles.
+        accepts = _not_repeating if pending.reason == "matched" else None
+        answer = self._precomputer.answer(pending.question, pending.settings, accepts)
+        if not answer.text or (accepts is not None and not accepts(answer)):
+            self._cached.answers.delete([pending.question], pending.settings)  # nothing was stored for it
+
+    def _answer_predicted(self, pending: PendingQuestion) -> None:
+        """Store the answer if the passages hold it, else drop the question."""
+        predicted, question = self._predictions.predicted, pending.question
+        wanted = predicted.wanted_answer(question)
+        answer = self._precomputer.answer(
+            question, pending.settings, lambda answer: _fault(question, answer, wanted) is None
+        )
+        dropped = _fault(question, answer, wanted)
+        if dropped is not None:
+            with self._cached.answers.transaction():
+                if predicted.drop(question, dropped):
+                    self._cached.answers.delete([question])
+        elif (origin := predicted.origin_of(question)) is not None:
+            self._predictions.worth.add_ready(origin)
+
+    def _prediction(self) -> Job | None:
+        predictor = self._predictor
+        job = predictor.next_job() if predictor is not None else None
+        if predictor is None or job is None:
+            return None
+        if isinstance(job, Summarise):
+            about = f"key content of {len(job.chunks)} chunks"
+            left = predictor.chunks_to_summarise()
+            return Job("abstract", about, job, left, partial(predictor.do, job), "knowledge")
+        origin: PredictionOrigin = "history" if isinstance(job, PredictFromHistory) else "knowledge"
+        return Job("prediction", "questions to come", job, 1, partial(predictor.do, job), origin)
+
+    def _paraphrase(self) -> Job | None:
+        writer = self._paraphraser
+        if writer is None or "paraphrase" in paused_predictions(self._predictions, self._budget):
+            return None
+        question = next((one for one in writer.due() if ("paraphrase", one) not in self._tried), None)
+        if question is None:
+            return None
+        write = partial(self._write_paraphrases, writer, question)
+        return Job("paraphrase", question, ("paraphrase", question), 1, write, "paraphrase")
+
+    def _write_paraphrases(self, writer: Paraphraser, question: str) -> None:
+        stored = writer.do(question)
+        if stored:
+            self._budget.add_worth(Worth(entries=stored))
+            for _ in range(stored):
+                self._predictions.worth.add_ready("paraphrase")
+
+    def _restoration(self) -> Job | None:
+        limit, seen = self._store.limit_bytes, self._budget.fact(_LIMIT)
+        if self._to_restore is None and seen is not None and limit > seen:
+            self._to_restore = self._cached.answers.most_used()
+        if not self._to_restore:
+            if limit != seen:
+                self._budget.record_fact(_LIMIT, limit)
+            return None
+        left = len(self._to_restore)
+        question, settings = self._to_restore.pop(0)
+        restore = partial(self._precomputer.restore, question, settings)
+        return Job("restoration", question, ("restoration", question, settings), left, restore)
+
+
+def paused_predictions(
+    predictions: PredictionStore, budget: BackgroundBudget
+) -> Collection[PredictionOrigin]:
+    """Return the kinds of prediction that do not pay (`answer_cache/worth.py`)."""
+    worth = predictions.worth.all(budget.answer_seconds())
+    return {origin for origin, one in worth.items() if one.paused}
+
+
+def _not_repeating(answer: Answer) -> bool:
+    return not repeats(answer.text)
+
+
+def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
+    """Return why the answer to a predicted question may not be stored; None if it may be.
+
+    `wanted` is the answer that the question was made for, if it was: both ways must agree (Alberti et al. 2019, §2.3).
+    """
+    if is_non_answer(answer.text):
+        return "no answer"
+    if repeats(answer.text):
+        return "repetition"
+    supported = is_supported(question, answer.text, [source.text for source in answer.sources])
+    agrees = not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer.text]))
+    return None if supported and agrees else "unsupported"
+
+
+def job_source(
+    state: KnowledgeBaseState,
+    components: Components,
+    cached: CachedAnswers,
+    settings: Settings,
+    metadata: KBMetadata,
+    budget: BackgroundBudget,
+    yield_to_requests: Callable[[], None],
+    waited_s: Callable[[], float],
+) -> JobSource:
+    """Return the jobs of one run; no model is loaded before a job needs it. For `waited_s` see Precomputer."""
+    context = cache(components.request_context)
+    prediction = settings.config.prediction
+    return JobSource(
+        Precomputer(context, replace(cached, predictions=None), settings, metadata.system, waited_s),
+        partial(_predictor, state, context, cached, settings, metadata, budget),
+        partial(_paraphraser, state, context, cached, settings, metadata, budget),
+        state.predictions,
+        state.store,
+        budget,
+        precompute_extent(cached.threshold, prediction.decode_cutoff),
+        yield_to_requests,
+        Calibrator(state, components, settings) if settings.config.recipe == AUTO else None,
+    )
+
+
+def _predictor(
+    state: KnowledgeBaseState,
+    context: Callable[[], RequestContext],
+    cached: CachedAnswers,
+    settings: Settings,
+    metadata: KBMetadata,
+    budget: BackgroundBudget,
+) -> QuestionPredictor | None:
+    """Return what predicts questions as users will ask them by the settings; None if no answer is cached."""
+    options = settings.resolve(metadata.system, state.documents.chunk_count())
+    if options.answer_settings is None or not state.answers.limit_bytes:
+        return None
+    return QuestionPredictor(
+        context,
+        state.documents,
+        state.answers,
+        state.predictions,
+        options.recipe,
+        options.answer_settings,
+        metadata.system,
+        cached.threshold,
+        settings.config.prediction.prediction_stride,
+        lambda: paused_predictions(state.predictions, budget),
+    )
+
+
+def _paraphraser(
+    state: KnowledgeBaseState,
+    context: Callable[[], RequestContext],
+    cached: CachedAnswers,
+    settings: Settings,
+    metadata: KBMetadata,
+    budget: BackgroundBudget,
+    predictor: QuestionPredictor | None,
+) -> Paraphraser | None:
+    """Return what puts questions in other words; None where none are predicted, and for the reference model."""
+    options = settings.resolve(metadata.system, state.documents.chunk_count())
+    if predictor is None or options.answer_settings is None:
+        return None
+    if not can_paraphrase(metadata.get("model_name")):
+        return None
+    return Paraphraser(
+        predictor,
+        context,
+        state.documents,
+        state.answers,
+        state.predictions,
+        options.answer_settings,
+        cached.threshold,
+        budget.answer_seconds,
+    )

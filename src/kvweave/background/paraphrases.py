@@ -1,0 +1,150 @@
+"""Other wordings of asked and predicted questions, written by the model, screened, and stored ahead.
+
+A wording gets the answer of its question if a search for it finds the same chunks. Otherwise it is queued as a predicted
+question and gets an answer of its own. The answer cache's reading of the two questions is a veto, not a requirement: it is
+the wordings that it does not recognise by itself that are worth storing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
+from kvweave.answer_cache.english.veto import says_otherwise
+from kvweave.answer_cache.evidence import is_supported, keeps_decisive_words, parse_questions
+from kvweave.answer_cache.matching import similarity
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason, PredictionStore
+from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.answering.cached_answers import provenance
+from kvweave.answering.kb_question import retrieve
+from kvweave.background.prediction import QuestionPredictor
+from kvweave.index.documents import DocumentTable
+from kvweave.state.components import RequestContext
+
+_KINDS_THAT_AGREE = frozenset({frozenset({"when", "time"}), frozenset({"when", "date"})})
+
+
+def changes_meaning(question: str, wording: str) -> bool:
+    """Return whether a wording is known to ask something else than a question; symmetric.
+
+    It is known in these cases:
+    - A name, a number or the negation differs.
+    - The answer cache's veto finds a difference: opposites, direction, order, a part.
+    - Both parse as English questions, and what is asked for, the tense or the roles of the same words differ.
+    """
+    one, other = normalize(question), normalize(wording)
+    if not keeps_decisive_words(question, wording) or one.negated != other.negated:
+        return True
+    if says_otherwise(clean_text(question), clean_text(wording)):
+        return True
+    if EXACT in (one.asks, other.asks):
+        return False
+    if one.asks != other.asks and frozenset({one.asks, other.asks}) not in _KINDS_THAT_AGREE:
+        return True
+    if one.tense != other.tense and not (one.may_be_planned and other.may_be_planned):
+        return True
+    words = [
+        sorted([*each.terms, *(term for phrase in each.phrases for term in phrase.terms)])
+        for each in (one, other)
+    ]
+    return words[0] == words[1] and one.key != other.key
+
+
+@dataclass(frozen=True, slots=True)
+class _Wording:
+    """A wording with its vector, why it is dropped, what is found for it, and whether that is its question's evidence."""
+
+    text: str
+    vector: Vector
+    dropped: DropReason | None
+    origin: AnswerProvenance
+    same_evidence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paraphraser:
+    """Writes and stores other wordings of questions that have an answer under `answer_settings`.
+
+    `threshold` is τ; `answer_s` returns the mean seconds of answering a question ahead.
+    """
+
+    predictor: QuestionPredictor
+    context: Callable[[], RequestContext]
+    documents: DocumentTable
+    answers: AnswerCache
+    predictions: PredictionStore
+    answer_settings: AnswerSettings
+    threshold: float
+    answer_s: Callable[[], float | None]
+
+    def due(self) -> Iterator[str]:
+        """Yield the answered questions that were not put in other words yet: those of users, the latest first, then others."""
+        history, done = self.predictions.history, self.predictions.paraphrased
+        questions = chain(reversed(history.recent(HISTORY_LIMIT)), self.predictions.predicted.kept())
+        return (one for one in questions if one not in done and self._answer_to(one) is not None)
+
+    def do(self, question: str) -> int:
+        """Write and store wordings of a question; return how many were stored with its answer."""
+        found = self._answer_to(question)
+        most = self.predictor.prompts.wordings
+        request = self.predictor.prompts.paraphrase(question, most)
+        wordings: list[_Wording] = []
+        if found is not None and request is not None:
+            reply = self.predictor.reply((), request, 0)
+            for text in parse_questions(reply, most):
+                wording = self._wording(clean_text(text), found)
+                if wording is not None:
+                    wordings.append(wording)
+        with self.answers.transaction():
+            self.predictions.paraphrased.add(question)
+            if found is None or not self._is_current(found):
+                return 0  # another answer came, or the documents changed
+            return sum(self._store(wording, found) for wording in wordings)
+
+    def _answer_to(self, question: str) -> CachedAnswer | None:
+        """Return the answer stored for these very words and valid in this epoch, or None."""
+        found = self.answers.stored(question, self.answer_settings)
+        return found if found is not None and found.epoch == self.answers.epoch else None
+
+    def _is_current(self, found: CachedAnswer) -> bool:
+        now = self._answer_to(found.question)
+        return now is not None and (now.text, now.chunks) == (found.text, found.chunks)
+
+    def _wording(self, text: str, found: CachedAnswer) -> _Wording | None:
+        """Return a wording, screened; None if it is known or recognised anyway."""
+        predicted, matcher = self.predictions.predicted, self.answers.matcher
+        if text == found.question or predicted.contains(text) or matcher.is_time_sensitive(text):
+            return None
+        if self.answers.stored(text, self.answer_settings) is not None:
+            return None
+        vector = self.context().encoder.encode([text])[0]
+        cosine = similarity(vector, found.vector)
+        if matcher.same(text, found.question, cosine, self.threshold):
+            return None
+        epoch = self.answers.epoch
+        chunks = retrieve(self.context(), text, vector, self.answer_settings.top_k)
+        texts = [chunk.text for chunk in chunks]
+        fault = self.predictor.fault(text, vector, texts)
+        if fault is None and (cosine < self.threshold or changes_meaning(found.question, text)):
+            fault = "other meaning"
+        origin = provenance(chunks, epoch)
+        same = set(origin.chunks) == set(found.chunks) and is_supported(text, found.text, texts)
+        return _Wording(text, vector, fault, origin, same)
+
+    def _store(self, wording: _Wording, found: CachedAnswer) -> bool:
+        """Store a wording, in the caller's transaction; return whether it got the answer."""
+        if not wording.origin.versions <= self.documents.visible_versions():
+            return False
+        if self.answers.stored(wording.text, self.answer_settings) is not None:
+            return False  # it was asked meanwhile and has an answer of its own
+        versions = wording.origin.versions
+        self.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
+        if wording.dropped is not None:
+            return False
+        if not wording.same_evidence:
+            self.answers.add_predicted(wording.text, wording.vector, self.answer_settings)
+            return False
+        ahead_s = self.answers.ahead_s(found) or self.answer_s() or 0.0
+        what = (wording.text, wording.vector, self.answer_settings, found.text, found.sources, wording.origin)
+        return self.answers.put(*what, asked=False, ahead_s=ahead_s)

@@ -1,0 +1,109 @@
+"""Computes the answers and the KV of stored questions, for background work."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answering.answer_stream import Answered
+from kvweave.answering.cached_answers import CachedAnswers
+from kvweave.answering.kb_question import tokenized_prompt_for
+from kvweave.answering.pipeline import answer
+from kvweave.answering.settings import AskOptions, Settings
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.recipes.context import Ids, PrepareContext
+from kvweave.recipes.match import missing_chunks
+from kvweave.recipes.offline import missing_bytes, prepare_chunks
+from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.recipes.request import PrefillRequest
+from kvweave.results import Answer
+from kvweave.state.components import ListedCorpus, RequestContext
+from kvweave.types import TokenizedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Precomputer:
+    """Computes answers and KV for questions, under the settings that they have in the answer cache.
+
+    `context` loads the parts of a request when first called. `cached` records no questions, since no user asks.
+    `waited_s` gives the seconds that this run has yielded to requests so far.
+    """
+
+    context: Callable[[], RequestContext]
+    cached: CachedAnswers
+    settings: Settings
+    system: str
+    waited_s: Callable[[], float] = lambda: 0.0
+
+    def answer(
+        self, question: str, settings: AnswerSettings, accepts: Callable[[Answer], bool] | None = None
+    ) -> Answer:
+        """Compute a question's answer again; store it and its KV as a request's would be.
+
+        An answer that `accepts` refuses is returned and not stored: no request ever gets it.
+        """
+        before_s = self.waited_s()
+        cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s, accepts=accepts)
+        *_, whole = answer(self.context(), cached, question, self._vector(question), self._options(settings))
+        assert isinstance(whole, Answered)  # the last event
+        return whole.answer
+
+    def prefill(self, question: str, settings: AnswerSettings) -> None:
+        """Store the KV that a question would be answered from and the store lacks."""
+        recipe, prompt, missing = self._missing(question, settings)
+        if missing:
+            self._store_kv(recipe, prompt, missing)
+
+    def restore(self, question: str, settings: AnswerSettings) -> bool:
+        """Do the same if it fits without evicting anything; return whether it did (PerCache §4.3.3)."""
+        recipe, prompt, missing = self._missing(question, settings)
+        store = self.context().store
+        if not missing or self._bytes(recipe, missing) > store.limit_bytes - store.used_bytes:
+            return False
+        self._store_kv(recipe, prompt, missing)
+        return True
+
+    def _options(self, settings: AnswerSettings) -> AskOptions:
+        return self.settings.restore(settings, self.system, self.cached.documents.chunk_count())
+
+    def _vector(self, question: str) -> Callable[[], Vector]:
+        return cache(lambda: self.context().encoder.encode([question])[0])
+
+    def _missing(self, question: str, settings: AnswerSettings) -> tuple[Recipe, TokenizedPrompt, list[Ids]]:
+        """Return a question's recipe, its prompt, and the chunks in it that no stored KV fits."""
+        context, options = self.context(), self._options(settings)
+        prompt = tokenized_prompt_for(context, question, self._vector(question)(), options)
+        recipe = options.recipe
+        request = PrefillRequest(context.adapter, context.store, prompt, recipe.budget(None, None))
+        return (
+            recipe,
+            prompt,
+            [
+                prompt.ids(prompt.spans[span])
+                for span in missing_chunks(request, recipe.match, recipe.prepare)
+            ],
+        )
+
+    def _bytes(self, recipe: Recipe, missing: Sequence[Ids]) -> int:
+        """Return the bytes that storing chunks takes: what the recipe prepares of each, else what it remembers."""
+        context = self.context()
+        wanted = [(digest_tokens(ids), len(ids)) for ids in missing]
+        sizes = missing_bytes(prepare_context(context, self.system), wanted, recipe)
+        return sum(
+            sizes.get(number, recipe.prepare.bytes(context.adapter, len(ids)))
+            for number, ids in enumerate(missing)
+        )
+
+    def _store_kv(self, recipe: Recipe, prompt: TokenizedPrompt, missing: Sequence[Ids]) -> None:
+        """Store what the recipe prepares of these chunks, and what it remembers of a request for the prompt."""
+        context = self.context()
+        prepare_chunks(prepare_context(context, self.system), missing, recipe)
+        if "chunk" in recipe.match.stored_kinds:
+            remember(run(recipe, context.adapter, context.store, prompt))
+
+
+def prepare_context(context: RequestContext, system: str) -> PrepareContext:
+    """Return what preparing chunks among all listed ones takes, after the system prefix of a request."""
+    template = context.adapter.template
+    corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
+    return PrepareContext(context.adapter, context.store, template.prefix_ids(system), corpus)

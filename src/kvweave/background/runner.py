@@ -1,0 +1,237 @@
+"""Background work: runs jobs while no user asks anything, on mains power, at low load, within a daily budget.
+
+A request stops it between two layers of a pass. Knows nothing of what the jobs are.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvweave.answering.cached_answers import CachedAnswers
+from kvweave.answering.settings import Settings
+from kvweave.background.conditions import (
+    OwnLoad,
+    budget_condition,
+    conditions,
+    first_reason,
+    machine_state,
+    power_condition,
+)
+from kvweave.background.jobs import Job, JobSource, job_source
+from kvweave.config import IdleConfig
+from kvweave.errors import KvweaveError
+from kvweave.files import try_lock
+from kvweave.models.adapter import Adapter
+from kvweave.models.gguf.reporting import reporting
+from kvweave.models.preemption import Preempted
+from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
+from kvweave.state.background_budget import BackgroundBudget, Spent
+from kvweave.state.components import Components
+from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress, no_progress
+from kvweave.state.metadata import KBMetadata
+
+if TYPE_CHECKING:
+    from kvweave.documents.chunk_preparation import ChunkPreparer
+
+_LOG = logging.getLogger(__name__)
+_IDLE_POLL_S: Final = 5.0
+"""How often `watch` looks for jobs when there were none."""
+_PREPARE_POLL_S: Final = 1.0
+"""How often it looks whether documents were added that are to be prepared."""
+_PREPARATION: Final = "preparation"
+_PATIENCE_S: Final = 60.0
+"""How long requests that leave no pause keep a server from preparing documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundReport:
+    """What a run did: finished jobs by kind, seconds of work, floating-point operations, and why it ended."""
+
+    jobs: dict[str, int]
+    seconds: float
+    flops: float
+    ended: str
+
+
+class BackgroundRunner:
+    """Runs a knowledge base's background jobs.
+
+    Args:
+        jobs: makes the jobs of one run, which yield to requests as the guard they are given says.
+        adapter: gives the model, loaded when the first job needs it.
+        requests: the users' requests.
+        budget: what was spent so far.
+        lock: a file that lets one process at a time do the work.
+        config: when to work, and how much.
+        preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
+    """
+
+    def __init__(
+        self,
+        jobs: Callable[[RequestGuard], JobSource],
+        adapter: Callable[[], Adapter],
+        requests: ActiveRequests,
+        budget: BackgroundBudget,
+        lock: Path,
+        config: IdleConfig,
+        preparer: "ChunkPreparer",
+    ) -> None:
+        self._preparer = preparer
+        self._jobs = jobs
+        self._adapter = adapter
+        self._requests = requests
+        self._budget = budget
+        self._lock = lock
+        self._config = config
+        self._own_load = OwnLoad()
+
+    def run(
+        self,
+        progress: Progress = no_progress,
+        stop: threading.Event | None = None,
+        quiet_s: float = 0.0,
+        *,
+        low_load: bool = False,
+    ) -> BackgroundReport:
+        """Work now, until nothing is left, the day's budget is spent, or `stop` is set; yield to requests throughout.
+
+        With `low_load`, also stop when other programs need the machine, and after one hour a day unless the settings give a
+        budget.
+        A started job is finished, so one job may overdraw the budget. A job that fails is logged and left for another
+        run.
+        """
+        guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
+        done, began = Counter[str](), time.perf_counter()
+        if self._preparer.due and not self._unfit(low_load):
+            with suppress(BackgroundStopped):  # the jobs end likewise
+                if prepared := self._preparer.work(guard, progress, wait=False).chunks:
+                    done[_PREPARATION] = prepared
+        with try_lock(self._lock) as locked, reporting(progress):
+            ended = (
+                self._run_jobs(guard, done, progress, low_load)
+                if locked
+                else "another process is at it already"
+            )
+        seconds = time.perf_counter() - began - guard.waited_s
+        return BackgroundReport(dict(done), seconds, guard.flops, ended)
+
+    def watch(self, stop: threading.Event, progress: Progress = no_progress) -> None:
+        """Work at low load when no request has run for `idle_quiet_s`, until `stop` is set; for a thread of its own.
+
+        Documents that were added are prepared at once, between the requests.
+        """
+        quiet_s, jobs_at_s, prepare_at_s = self._config.idle_quiet_s, 0.0, 0.0
+        while not stop.is_set():
+            pause_s = _PREPARE_POLL_S
+            try:
+                if time.monotonic() >= prepare_at_s and self._preparer.due:
+                    guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
+                    self._preparer.work(guard, progress, wait=False)
+                    if self._preparer.due:  # the disk is full, or another process is at it
+                        prepare_at_s = time.monotonic() + max(_IDLE_POLL_S, quiet_s)
+                if self._requests.any_active or self._requests.idle_s < quiet_s:
+                    pause_s = min(pause_s, max(POLL_S, quiet_s - self._requests.idle_s))
+                elif time.monotonic() >= jobs_at_s:
+                    # A job that failed is not tried again every few seconds.
+                    jobs_at_s = time.monotonic() + max(_IDLE_POLL_S, quiet_s)
+                    if any(self.run(progress, stop, quiet_s, low_load=True).jobs.values()):
+                        jobs_at_s = time.monotonic() + _IDLE_POLL_S
+            except BackgroundStopped:
+                return
+            except KvweaveError as error:
+                _LOG.warning("background work has to wait: %s", error)
+                pause_s = max(_IDLE_POLL_S, quiet_s)
+            except Exception:  # of the model or the disk: requests may succeed, and a later try
+                _LOG.exception("background work failed and has to wait")
+                pause_s = max(_IDLE_POLL_S, quiet_s)
+            stop.wait(pause_s)
+
+    def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
+        """Run job after job, counted in `done` by kind; return why they end."""
+        with closing(self._jobs(guard)) as jobs:
+            try:
+                while True:
+                    guard.yield_to_requests()
+                    blocked = self._blocked_reason(low_load)
+                    job = jobs.next() if not blocked else None
+                    if job is None:
+                        return blocked or "nothing is left to do"
+                    progress(job.kind, done[job.kind], done[job.kind] + job.left)
+                    done[job.kind] += self._run_job(job, guard)
+                    progress(job.kind, done[job.kind], done[job.kind] + job.left - 1)
+            except BackgroundStopped:
+                return "asked to end"
+
+    def _blocked_reason(self, low_load: bool) -> str:
+        """Return why no work may be done now; empty if it may."""
+        if without := self._preparer.without_vector:  # what jobs retrieved now would soon be out of date
+            return f"{without} chunks have no vector yet"
+        budget = budget_condition(self._config, self._budget.today(), asked_for=not low_load)
+        return self._unfit(low_load) or first_reason([budget])
+
+    def _unfit(self, low_load: bool) -> str:
+        """Return why this is no time to work, whatever was spent; empty if it is one."""
+        config = self._config
+        return first_reason(
+            conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
+        )
+
+    def _run_job(self, job: Job, guard: RequestGuard) -> int:
+        """Run one job; return 1 if it finished, else 0. What it cost counts either way."""
+        began, waited, flops = time.perf_counter(), guard.waited_s, guard.flops
+        finished = 0
+        try:
+            with self._adapter().low_priority(guard):
+                _run_to_end(job)
+            finished = 1
+        except KvweaveError as error:
+            _LOG.warning("background work left undone (%s, %s): %s", job.kind, job.about, error)
+        finally:
+            seconds = time.perf_counter() - began - (guard.waited_s - waited)
+            self._budget.add(job.kind, Spent(finished, seconds, guard.flops - flops))
+        return finished
+
+
+def _run_to_end(job: Job) -> None:
+    while True:
+        try:
+            job.do()
+        except Preempted:
+            continue  # start over: one of its passes could not be resumed
+        return
+
+
+def background_runner(
+    state: KnowledgeBaseState,
+    components: Components,
+    cached: CachedAnswers,
+    settings: Settings,
+    metadata: KBMetadata,
+    budget: BackgroundBudget,
+    requests: ActiveRequests,
+    lock: Path,
+    preparer: "ChunkPreparer",
+) -> BackgroundRunner:
+    """Return what does the background work of a knowledge base."""
+
+    def jobs(guard: RequestGuard) -> JobSource:
+        return job_source(
+            state,
+            components,
+            cached,
+            settings,
+            metadata,
+            budget,
+            guard.yield_to_requests,
+            lambda: guard.waited_s,
+        )
+
+    return BackgroundRunner(
+        jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle, preparer
+    )

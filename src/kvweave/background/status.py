@@ -1,0 +1,120 @@
+"""What background work did for a knowledge base, what that was worth, and whether it may work now. Loads no model."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.predictions import PredictionStore
+from kvweave.background.conditions import (
+    Condition,
+    MachineState,
+    OwnLoad,
+    budget_condition,
+    conditions,
+    machine_state,
+    seconds_per_day,
+)
+from kvweave.config import IdleConfig
+from kvweave.state.background_budget import BackgroundBudget, Spent, Worth
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionStatus:
+    """What one kind of prediction has cost and was good for since the documents last changed.
+
+    Attributes:
+        ready: its questions that were answered ahead.
+        asked: questions that users asked since then, and `hits` those that got an answer from it.
+        seconds: of work.
+        work: the same in answers: how many could have been computed in that time; None while that is not known.
+        hits_per_work: hits per answer of work; None as before.
+        paused: why nothing more is predicted in this way; empty while it pays, or has not been tried long enough.
+    """
+
+    ready: int
+    asked: int
+    hits: int
+    seconds: float
+    work: float | None
+    hits_per_work: float | None
+    paused: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdleStatus:
+    """What background work did, what it was worth, and whether it may work now.
+
+    Attributes:
+        day: today by the local calendar, such as 2026-01-31.
+        spent_today: what it cost today, and `spent` in all.
+        seconds_per_day, flops_per_day: the daily budget of such work as `conditions` are for; None without a limit.
+        jobs_today: finished jobs of today by kind.
+        worth_today: what was made and of use today, and `worth` in all.
+        waiting: questions that wait for an answer.
+        predictions: what predictions from the documents ("knowledge"), from earlier questions ("history") and of other
+            wordings ("paraphrase") are worth.
+        dropped: predicted questions that were not worth an answer, by reason.
+        summaries_dropped: summaries that questions are not predicted from, by reason.
+        conditions: what must hold for work that no user has just asked for.
+    """
+
+    day: str
+    spent_today: Spent
+    spent: Spent
+    seconds_per_day: float | None
+    flops_per_day: float | None
+    jobs_today: dict[str, int]
+    worth_today: Worth
+    worth: Worth
+    waiting: int
+    predictions: dict[str, PredictionStatus]
+    dropped: dict[str, int]
+    summaries_dropped: dict[str, int]
+    conditions: tuple[Condition, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why no work is done now; empty if it may be."""
+        return tuple(each.reason for each in self.conditions if each.reason)
+
+
+def idle_status(
+    budget: BackgroundBudget,
+    config: IdleConfig,
+    answers: AnswerCache,
+    predictions: PredictionStore,
+    machine: MachineState | None = None,
+) -> IdleStatus:
+    """Return the status of a knowledge base's background work; `machine` is that of this one if it is not given."""
+    kinds = budget.today_by_kind()
+    today = _sum(kinds.values())
+    state = machine_state(OwnLoad()) if machine is None else machine
+    return IdleStatus(
+        time.strftime("%Y-%m-%d"),
+        today,
+        _sum(budget.totals().values()),
+        seconds_per_day(config),
+        config.idle_flops_per_day,
+        {kind: spent.jobs for kind, spent in kinds.items()},
+        budget.worth(today=True),
+        budget.worth(),
+        answers.totals().waiting,
+        {
+            origin: PredictionStatus(
+                one.ready, one.asked, one.hits, one.seconds, one.work, one.hits_per_work, one.paused
+            )
+            for origin, one in predictions.worth.all(budget.answer_seconds()).items()
+        },
+        predictions.predicted.totals().reasons,
+        predictions.summary.drops(),
+        (*conditions(config, state), budget_condition(config, today)),
+    )
+
+
+def _sum(kinds: Collection[Spent]) -> Spent:
+    return Spent(
+        sum(kind.jobs for kind in kinds),
+        sum(kind.seconds for kind in kinds),
+        sum(kind.flops for kind in kinds),
+    )

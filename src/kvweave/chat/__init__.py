@@ -1,0 +1,1 @@
+"""Conversations whose KV is kept between turns."""

@@ -1,0 +1,92 @@
+"""The conversations of a knowledge base: opens them, and finds chunks and answers for their turns.
+
+A question that stands alone uses the answer cache. If the cache has no answer, one is computed. In the first turn it is stored; in
+later turns the question is queued, because the model also saw the conversation. A question that leans on the conversation never
+reaches the cache.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
+from kvweave.answering.ask import Asker
+from kvweave.answering.cached_answers import KeptAnswer, provenance
+from kvweave.answering.generation import Decoded
+from kvweave.answering.kb_question import reading_order, sources_of
+from kvweave.answering.pipeline import prefill_turn
+from kvweave.answering.standalone import stands_alone
+from kvweave.chat.conversation import Conversation, ConversationSettings, start_over
+from kvweave.decode.settings import OffloadSettings
+from kvweave.index.documents import version_of
+from kvweave.state.knowledge_base_state import KnowledgeBaseState, checked_name
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Opens the conversations of a knowledge base, each in a folder of its own. `asker` finds chunks and answers."""
+
+    state: KnowledgeBaseState
+    asker: Asker
+
+    def open(self, name: str, *, new: bool) -> Conversation:
+        """Resume a conversation, or start over; raises as `KnowledgeBase.conversation`."""
+        asker, folder = self.asker, self.state.conversations / checked_name("conversation", name)
+        adapter = asker.components.adapter
+        if new:
+            start_over(folder)
+        options = asker.settings.resolve(asker.metadata.system, chunks=1)
+        settings = ConversationSettings(
+            options.system,
+            options.generation,
+            options.max_new_tokens(adapter.geometry.context_tokens),
+            options.kv or OffloadSettings(1.0),
+            options.answer_settings,
+        )
+        prefill = partial(prefill_turn, adapter, self.state.store, options.recipe)
+        return Conversation(adapter, folder, settings, prefill, self.state.documents.visible_versions)
+
+    def send(self, conversation: Conversation, question: str, top_k: int | None) -> Iterator[str]:
+        """Yield the answer to a conversation's next turn; raises as `KnowledgeBase.send`."""
+        question = self.asker.checked(question)[0]
+        encoder = self.asker.components.encoder
+        vector = cache(lambda: encoder.encode([question])[0])
+        alone = stands_alone(question, conversation.text)
+        # Those that `KnowledgeBase.ask` looked a question up under when the conversation was opened: its recipe stays.
+        settings = conversation.settings.answer_settings if alone else None
+        if settings is not None:
+            settings = replace(settings, top_k=self.asker.settings.top_k(top_k))
+        found = None if settings is None else self.asker.cached.find(question, vector, settings)
+        if found is not None:
+            yield from self._known(conversation, question, vector, found)
+        else:
+            yield from self._computed(conversation, question, vector, top_k, settings)
+
+    def _known(
+        self, conversation: Conversation, question: str, vector: Callable[[], Vector], found: CachedAnswer
+    ) -> Iterator[str]:
+        versions = set(map(version_of, found.chunks))
+        yield from conversation.send_known(question, found.text, versions)
+        self.asker.cached.record_hit(found, question, vector)
+
+    def _computed(
+        self,
+        conversation: Conversation,
+        question: str,
+        vector: Callable[[], Vector],
+        top_k: int | None,
+        settings: AnswerSettings | None,
+    ) -> Iterator[str]:
+        cached, first = self.asker.cached, conversation.is_empty
+        epoch = cached.answers.epoch  # before the search: a document that comes in later makes the answer old
+        ranked = self.asker.ranked(question, top_k, vector)
+        found, decoded = reading_order(ranked), Decoded()
+        versions = {chunk.version for chunk in found}
+        yield from conversation.send(question, [chunk.text for chunk in found], decoded, versions)
+        if settings is None or decoded.missing_answer:
+            return
+        if first:
+            kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
+            cached.keep(question, vector(), settings, kept, provenance(ranked, epoch))
+        else:
+            cached.queue(question, vector(), settings)

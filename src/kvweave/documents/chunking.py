@@ -1,0 +1,238 @@
+"""Splits a document's text into chunks of limited length, at headings, paragraphs and sentences.
+
+Boundaries are token boundaries by construction: each chunk is tokenized on its own. Nothing is dropped, and the text
+always comes from the document, never from decoding ids. Chunks cut from a table or an e-mail repeat its head. Does not know
+where chunks are stored.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+from kvweave.documents.file_types import SPLIT_AS_MARKDOWN, content_suffix
+from kvweave.errors import InvalidRequest
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.models.prompt import PlainTokenizer
+from kvweave.types import Chunk, Document, Place, Section
+
+_START = Section(0)
+_PATH_SEPARATOR = " > "
+
+
+class Sections:
+    """The sections of one document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._sections = sorted(document.sections, key=lambda section: section.start)
+        self._starts = [section.start for section in self._sections]
+        self._counted = (0, 1)  # an offset, and the number of its line
+
+    def at(self, offset: int) -> Section:
+        """Return the section that an offset is in."""
+        number = bisect_right(self._starts, offset) - 1
+        return self._sections[number] if number >= 0 else _START
+
+    def place(self, start: int, end: int) -> Place:
+        """Return where a passage begins, behind its leading white space. Ask for passages in reading order."""
+        text = self._document.text
+        passage = text[start:end]
+        first = start + len(passage) - len(passage.lstrip())
+        section = self.at(min(first, max(start, end - 1)))
+        line = self._line(first) if self._document.numbered_lines else None
+        return Place(section.page, _PATH_SEPARATOR.join(filter(None, section.heading)), line)
+
+    def head_before(self, offset: int) -> str:
+        """Return the head that a chunk from this offset on has to repeat, without the lines that it begins with."""
+        section, text = self.at(offset), self._document.text
+        if text[section.start : offset].strip():
+            return section.head
+        lines = section.head.splitlines(keepends=True)
+        ends = ("".join(lines[number:]) for number in range(len(lines)))
+        held = next((end for end in ends if text.startswith(end, section.start)), "")
+        return section.head.removesuffix(held)
+
+    def regions(self, is_long: Callable[[str], bool]) -> Iterator[tuple[int, int, str]]:
+        """Yield the parts of the text that are split each on its own: start, end, and the head of a long section with one."""
+        text, done = self._document.text, 0
+        ends = [*self._starts[1:], len(text)]  # one too many if there is no section
+        for section, end in zip(self._sections, ends, strict=False):
+            if section.head and is_long(text[section.start : end]):
+                if text[done : section.start].strip():
+                    yield done, section.start, ""
+                    done = section.start
+                yield done, end, section.head
+                done = end
+        if text[done:].strip() or not done:
+            yield done, len(text), ""
+
+    def _line(self, offset: int) -> int:
+        known, number = self._counted
+        if offset < known:  # with overlap, a passage may begin before the one before it ends
+            known, number = 0, 1
+        number += self._document.text.count("\n", known, offset)
+        self._counted = (offset, number)
+        return number
+
+
+MAX_CHARS_PER_TOKEN = 32
+"""A chunk holds at most this many characters per allowed token: a megabyte of base64 may be one <unk>."""
+
+BLOCK_CHARS = 100_000
+"""The splitter gets a long text in blocks of this length: in text without line ends its time is quadratic."""
+
+Extent = tuple[int, int]
+
+
+class Chunker:
+    """Splits documents for one tokenizer.
+
+    Args:
+        tokenizer: the answering model's transformers tokenizer.
+        chunk_tokens: most tokens in a chunk, at least 1. (A single character that needs more is kept.)
+        overlap_tokens: most tokens that a chunk repeats from the one before it; less than chunk_tokens.
+
+    Raises:
+        InvalidRequest: lengths out of range.
+    """
+
+    def __init__(self, tokenizer: Any, chunk_tokens: int, overlap_tokens: int = 0) -> None:
+        if chunk_tokens < 1:
+            raise InvalidRequest(f"chunk_tokens is {chunk_tokens}; it must be at least 1")
+        if not 0 <= overlap_tokens < chunk_tokens:
+            raise InvalidRequest(
+                f"overlap_tokens is {overlap_tokens}; it must be at least 0 and less than chunk_tokens, {chunk_tokens}"
+            )
+        self.chunk_tokens = chunk_tokens
+        self.overlap_tokens = overlap_tokens
+        self._plain = PlainTokenizer(tokenizer)
+        self._size = _size(self._plain, chunk_tokens)
+        self._text = TextSplitter.from_callback(self._size, chunk_tokens, overlap_tokens, trim=False)
+        self._markdown = MarkdownSplitter.from_callback(self._size, chunk_tokens, overlap_tokens, trim=False)
+
+    def split(self, document: Document) -> list[Chunk]:
+        """Split one document.
+
+        Returns:
+            Chunks in reading order. Without overlap, their texts joined are the document's text, but for repeated heads.
+            Each has at least one token: a text without tokens has no chunks.
+        """
+        chunks, sections = [], Sections(document)
+        for start, end, head in self._pieces(document, sections):
+            text = head + document.text[start:end]
+            ids = self._plain.ids(text)
+            where = (document.source, document.digest, start, end, sections.place(start, end))
+            chunks.append(Chunk(text, ids, digest_tokens(ids), *where))
+        return chunks
+
+    def _pieces(self, document: Document, sections: Sections) -> Iterator[tuple[int, int, str]]:
+        """Yield what each chunk covers, and the head that it repeats.
+
+        A section with a head that is longer than a chunk is cut apart from its neighbours.
+        """
+        text = document.text
+        for start, end, head in sections.regions(self._is_long):
+            if head:
+                head = self._shortened(head)
+                splitter = self._splitter_behind(head)
+                extents = self._extents(text, start, end, splitter, head)
+            else:
+                markdown = content_suffix(document.source) in SPLIT_AS_MARKDOWN
+                extents = self._extents(text, start, end, self._markdown if markdown else self._text)
+            yield from self._with_heads(text, sections, self._merged(text, extents))
+
+    def _with_heads(
+        self, text: str, sections: Sections, extents: Iterable[Extent]
+    ) -> Iterator[tuple[int, int, str]]:
+        for start, end in extents:
+            head = sections.head_before(start)
+            if head:
+                head = self._shortened(head)
+                for first, last in self._fitting(text, start, end, head):
+                    yield first, last, head
+            else:
+                yield start, end, ""
+
+    def _is_long(self, text: str) -> bool:
+        return self._size(text) > self.chunk_tokens
+
+    def _shortened(self, head: str) -> str:
+        """Return a head that leaves half of a chunk to what follows it."""
+        while self._size(head) > self.chunk_tokens // 2 and head.strip():
+            head = head[: len(head) // 2].rstrip() + "\n" if len(head) > 2 else ""
+        return head
+
+    def _splitter_behind(self, head: str) -> TextSplitter:
+        """Return a splitter whose pieces leave room for a head; it cuts at line ends before anything else."""
+        room = max(1, self.chunk_tokens - self._plain.count(head))
+        return TextSplitter.from_callback(self._size, room, min(self.overlap_tokens, room - 1), trim=False)
+
+    def _extents(self, text: str, first: int, last: int, splitter: Any, head: str = "") -> Iterator[Extent]:
+        for block_start, block_end in _blocks(text, first, last):
+            for offset, piece in splitter.chunk_indices(text[block_start:block_end]):
+                start = block_start + offset
+                yield from self._fitting(text, start, start + len(piece), head)
+
+    def _fitting(self, text: str, start: int, end: int, head: str = "") -> Iterator[Extent]:
+        """Halve a piece that is still too long: tokenizers are not additive, so the splitter can miss the limit.
+
+        Behind a head, cut at a line end or space before the middle.
+        """
+        if end - start < 2 or self._size(head + text[start:end]) <= self.chunk_tokens:
+            yield start, end
+            return
+        middle = (start + end) // 2
+        if head:
+            cuts = (text.rfind(mark, start, middle) + 1 for mark in "\n ")
+            middle = next((cut for cut in cuts if cut > start), middle)
+        yield from self._fitting(text, start, middle, head)
+        yield from self._fitting(text, middle, end, head)
+
+    def _merged(self, text: str, extents: Iterator[Extent]) -> list[Extent]:
+        """Join blank pieces to the piece before; at the document's start, to the piece after."""
+        merged: list[Extent] = []
+        blank_start: int | None = None  # of blank text at the document's start
+        for start, end in extents:
+            tokens = self._plain.count(text[start:end])
+            if merged and self._joins(text, merged[-1], (start, end), tokens):
+                merged[-1] = (merged[-1][0], end)
+            elif tokens:
+                merged.append((start if blank_start is None else blank_start, end))
+                blank_start = None
+            elif blank_start is None:
+                blank_start = start
+        return merged
+
+    def _joins(self, text: str, before: Extent, piece: Extent, tokens: int) -> bool:
+        """Return whether a piece has no content of its own and fits into the chunk before."""
+        if tokens == 0:
+            return True
+        if text[slice(*piece)].strip():
+            return False
+        return self._plain.count(text[before[0] : piece[1]]) <= self.chunk_tokens
+
+
+def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:
+    """Return a function of a text that returns its tokens, or one more than `most` if it certainly has more.
+
+    It is no method of the chunker: splitters hold it, and Python never frees a cycle that goes through one.
+    """
+
+    def size(text: str) -> int:
+        return most + 1 if len(text) > most * MAX_CHARS_PER_TOKEN else plain.count(text)
+
+    return size
+
+
+def _blocks(text: str, start: int, last: int) -> Iterator[Extent]:
+    """Split a part of `text` into blocks of at most BLOCK_CHARS, each ending at its last paragraph, line or word end."""
+    while last - start > BLOCK_CHARS:
+        limit = start + BLOCK_CHARS
+        ends = (text.rfind(mark, start + BLOCK_CHARS // 2, limit) + len(mark) for mark in ("\n\n", "\n", " "))
+        end = next((end for end in ends if end > start + BLOCK_CHARS // 2), limit)
+        yield start, end
+        start = end
+    if start < last:
+        yield start, last

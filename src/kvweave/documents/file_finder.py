@@ -1,0 +1,105 @@
+"""Finds the files under some paths, and says of each that is left out why. Opens none of them."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from kvweave.documents.file_types import kind_without_text
+from kvweave.errors import PathNotFound
+from kvweave.results import SkippedFile
+
+SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "venv", "env", "CVS", "__MACOSX"})
+"""Tools' folders. Hidden folders (.git, .hg, .svn, .venv, …) are skipped too."""
+
+_VENV_MARKER: Final = "pyvenv.cfg"
+_NEVER_OPENED: Final = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""Files that are not opened: reading one would wait for another process, or never end."""
+
+
+def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFile]]:
+    """Find the files under some paths.
+
+    A folder is walked in the order of its names, without hidden entries, tools' folders and virtual environments. A
+    hidden file or folder is only read if `paths` names it.
+
+    Args:
+        paths: files and folders, relative to the working folder or absolute.
+
+    Returns:
+        Files to read, as absolute paths, each once however many links lead to it; and the skipped ones with the reason:
+        kinds without text, unreadable folders, broken links, pipes, sockets, devices, and names that are not UTF-8
+        (in a form that can be printed).
+
+    Raises:
+        PathNotFound: one of `paths` does not exist. Raised before anything is read.
+    """
+    absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in paths]
+    for given, path in zip(paths, absolute, strict=True):
+        if not path.exists():
+            raise PathNotFound(
+                f"{_printable(given)} does not exist (looked at {_printable(path)}); check the spelling"
+            )
+    files: list[Path] = []
+    skipped: list[SkippedFile] = []
+    seen: set[str] = set()
+    for path in absolute:
+        for found in _walk(path, seen, skipped):
+            reason = _reason_to_skip(found)
+            if reason:
+                skipped.append(SkippedFile(Path(_printable(found)), reason))
+            else:
+                files.append(found)
+    return files, skipped
+
+
+def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Path]:
+    """Yield the files at or under `path`; `seen` collects real paths, which also ends loops of links."""
+    pending = [path]
+    while pending:
+        path = pending.pop()
+        real = os.path.realpath(path) if _is_utf8(path) else _printable(path)
+        if real in seen:
+            continue
+        seen.add(real)
+        if not os.path.isdir(path) or not _is_utf8(path):
+            yield path
+            continue
+        try:
+            names = sorted(os.listdir(path), reverse=True)
+        except OSError as error:
+            skipped.append(SkippedFile(path, f"cannot list the folder: {error.strerror}"))
+            continue
+        if _VENV_MARKER not in names:
+            pending += [
+                path / name for name in names if not name.startswith(".") and name not in SKIPPED_FOLDERS
+            ]
+
+
+def _reason_to_skip(path: Path) -> str | None:
+    if not _is_utf8(path):
+        return "its name is not UTF-8; rename it"  # no database, terminal or JSON accepts it
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return "a link to nothing"
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
+    if kind != stat.S_IFREG:
+        return _NEVER_OPENED.get(kind, "not a regular file")
+    return kind_without_text(path.name)
+
+
+def _is_utf8(path: Path) -> bool:
+    return str(path) == _printable(path)
+
+
+def _printable(path: str | Path) -> str:
+    """Return the path with bytes that are not UTF-8 written as `\\udce9`, which is how Python represents them."""
+    return str(path).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,91 @@
+"""Watches folders: each change brings the knowledge base up to date, as `KnowledgeBase.add` of the folders would."""
+
+import threading
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+from typing import Final, Protocol
+
+from kvweave.errors import InvalidRequest, MissingExtra
+from kvweave.results import AddReport
+from kvweave.state.knowledge_base_state import Progress, no_progress
+from kvweave.state.paths import existing_paths
+
+_QUIET_MS: Final = 500
+"""How long no file must have changed before a group of changes is looked at."""
+_GROUP_MS: Final = 5000
+"""How long changes are grouped at most while files go on changing."""
+_POLL_MS: Final = 500
+
+
+class Add(Protocol):
+    """`KnowledgeBase.add`."""
+
+    def __call__(
+        self,
+        *paths: str | Path,
+        progress: Progress = no_progress,
+        wait: bool = True,
+        only: Set[Path] | None = None,
+    ) -> AddReport:
+        """Index what is new or changed in `paths`."""
+        ...
+
+
+def follow(
+    add: Add,
+    own: Path,
+    folders: Sequence[str | Path],
+    stop: threading.Event | None = None,
+    progress: Progress = no_progress,
+) -> Iterator[AddReport]:
+    """Yield the report of an `add` of the folders, and of each change until `stop` is set; chunk KV is left to others.
+
+    Changes below `own`, where knowledge bases are stored, are ignored.
+
+    Nothing is missed in between: the watch begins before the folders are read. The documents of a watched folder that itself
+    vanishes stay: its disk may have been unplugged.
+
+    Raises:
+        InvalidRequest: a path is a file.
+        PathNotFound: a folder does not exist.
+        MissingExtra: the extra `watch` is not installed.
+    """
+    try:
+        from watchfiles import watch
+    except ImportError as error:
+        raise MissingExtra("following changes needs the extra: pip install 'kvweave[watch]'") from error
+    roots = existing_paths(folders)
+    for root in roots:
+        if not root.is_dir():
+            raise InvalidRequest(f"{root} is a file, and only folders are watched; name its folder")
+    first = True
+    changes = watch(
+        *roots,
+        watch_filter=None,
+        debounce=_GROUP_MS,
+        step=_QUIET_MS,
+        rust_timeout=_POLL_MS,
+        yield_on_timeout=True,
+        stop_event=stop,
+        ignore_permission_denied=True,
+    )
+    for found in changes:
+        changed = {Path(path) for _, path in found}
+        changed = {path for path in changed if not path.is_relative_to(own)}
+        if first:
+            yield add(*roots, progress=progress, wait=False)
+        elif changed:
+            yield _bring_up_to_date(add, roots, changed, progress)
+        first = False
+
+
+def _bring_up_to_date(add: Add, roots: Sequence[Path], changed: set[Path], progress: Progress) -> AddReport:
+    """Read the files that changed, and remove what has gone, as an `add` of the folders does."""
+    there = [root for root in roots if root.is_dir()]
+    if not there:
+        return AddReport()
+    folders = [
+        path for path in changed if path.is_dir()
+    ]  # one that was moved here brings files without a change
+    files = {file for folder in folders for file in folder.rglob("*")}
+    return add(*there, progress=progress, wait=False, only=changed | files)

@@ -1,0 +1,197 @@
+"""Reads .docx, .pptx and .xlsx with mammoth, python-pptx and openpyxl, the libraries of the extra `documents`.
+
+A table is lines of cells with tabs between them. Its first row is repeated with every chunk that is cut from it.
+"""
+
+import io
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
+
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
+from kvweave.documents.html import read_html
+from kvweave.errors import MissingExtra, UnreadableDocument
+
+MAX_UNPACKED_BYTES: Final = 2**30
+_OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_TITLE_STYLES: Final = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => p:fresh"
+_CELL: Final = re.compile(r"<t([dh])\b.*?</t\1>", re.DOTALL)
+_ROWS_SEARCHED: Final = 20
+_ROWS_PER_STEP: Final = 5000
+
+
+def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read a Word document: headings, paragraphs, lists, tables, notes. Pictures are left out."""
+    mammoth = _library("mammoth", "docx")
+    with _readable(data, "docx"):
+        no_pictures = mammoth.images.img_element(lambda image: {})
+        page = mammoth.convert_to_html(
+            io.BytesIO(data), style_map=_TITLE_STYLES, convert_image=no_pictures
+        ).value
+        ctx.alive()
+        found = read_html(_CELL.sub(_without_paragraphs, page))
+        title = _core_title(data) or found.title
+    return Extracted(found.text, title, found.sections)
+
+
+def _without_paragraphs(cell: re.Match[str]) -> str:
+    return cell[0].replace("</p><p>", " ")
+
+
+def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read a presentation: each slide's text, tables and speaker notes. The slide's number is its page."""
+    pptx = _library("pptx", "pptx")
+    built = TextBuilder()
+    empty = 0
+    with _readable(data, "pptx"):
+        shown = pptx.Presentation(io.BytesIO(data))
+        for number, slide in enumerate(shown.slides, 1):
+            before = built.length
+            _add_slide(built, slide, number)
+            empty += built.length == before
+            ctx.alive()
+        title = str(shown.core_properties.title or "")
+        count = len(shown.slides)
+    notes = (f"{empty} of {count} slides have no text (pictures?)",) if empty else ()
+    return Extracted(built.text(), title, tuple(built.sections), notes)
+
+
+def _add_slide(built: TextBuilder, slide: Any, number: int) -> None:
+    title_shape = slide.shapes.title
+    title = title_shape.text_frame.text.strip() if title_shape is not None else ""
+    heading = (title,) if title else ()
+    if title:
+        built.mark(number, heading)
+        built.add(title + "\n\n")
+    for shape in _shapes(slide.shapes):
+        if getattr(shape, "has_table", False):
+            rows = [[cell.text for cell in row.cells] for row in shape.table.rows]
+            _add_table(built, rows, number, heading)
+        elif shape.has_text_frame and shape.text_frame.text.strip() and shape != title_shape:
+            built.mark(number, heading)
+            built.add(shape.text_frame.text.strip().replace("\v", "\n") + "\n\n")
+    if slide.has_notes_slide:
+        said = slide.notes_slide.notes_text_frame
+        if said is not None and said.text.strip():
+            built.mark(number, heading)
+            built.add(f"Notes: {said.text.strip()}\n\n")
+
+
+def _shapes(shapes: Iterable[Any]) -> Iterator[Any]:
+    for shape in shapes:
+        if hasattr(shape, "shapes"):  # a group
+            yield from _shapes(shape.shapes)
+        else:
+            yield shape
+
+
+def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read a workbook: the values of each sheet, formulas as they were last computed. A sheet's name is its heading."""
+    openpyxl = _library("openpyxl", "xlsx")
+    built = TextBuilder()
+    with _readable(data, "xlsx"):
+        book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+        for sheet in book.worksheets:
+            sheet.reset_dimensions()  # some programs write wrong ones
+            rows = []
+            for number, row in enumerate(sheet.iter_rows(values_only=True)):
+                cells = [_cell(value) for value in row]
+                if any(cells):
+                    rows.append(cells)
+                if number % _ROWS_PER_STEP == 0:
+                    ctx.alive()
+            _add_sheet(built, str(sheet.title), rows)
+            ctx.alive()
+        title = str(book.properties.title or "")
+        book.close()
+    return Extracted(built.text(), title, tuple(built.sections))
+
+
+def _add_sheet(built: TextBuilder, name: str, rows: list[list[str]]) -> None:
+    if not rows:
+        return
+    built.mark(heading=(name,))
+    built.add(f"{name}\n\n")
+    width = max(sum(map(bool, row)) for row in rows[:_ROWS_SEARCHED])
+    header = next(n for n, row in enumerate(rows) if sum(map(bool, row)) >= 0.6 * width)
+    for row in rows[:header]:  # a caption above the table
+        built.add(" ".join(filter(None, row)) + "\n")
+    _add_table(built, rows[header:], None, (name,))
+
+
+def _add_table(
+    built: TextBuilder, rows: Sequence[Sequence[str]], page: int | None, heading: Sequence[str]
+) -> None:
+    width = max((n for row in rows for n, cell in enumerate(row, 1) if cell.strip()), default=0)
+    lines = ["\t".join(" ".join(cell.split()) for cell in row[:width]).rstrip() + "\n" for row in rows]
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        return
+    built.mark(page, heading, head=lines[0] if len(lines) > 1 else "")
+    built.add("".join(lines))
+    built.mark(page, heading)
+    built.add("\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    text = str(value)
+    return text.removesuffix(" 00:00:00") if hasattr(value, "isoformat") else text
+
+
+def _core_title(data: bytes) -> str:
+    """Return the title from the properties of an Office file, or nothing."""
+    from xml.etree import ElementTree
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            root = ElementTree.fromstring(archive.read("docProps/core.xml"))
+        return (root.findtext("{http://purl.org/dc/elements/1.1/}title") or "").strip()
+    except (KeyError, ElementTree.ParseError):
+        return ""
+
+
+@contextmanager
+def _readable(data: bytes, kind: str) -> Iterator[None]:
+    """Check the container; turn what a library raises for a damaged file into UnreadableDocument."""
+    check_container(data, kind)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about styles and extensions that are not read
+            yield
+    except (UnreadableDocument, MemoryError):
+        raise
+    except Exception as error:  # damage shows as any exception
+        raise UnreadableDocument(f"damaged .{kind} ({type(error).__name__}: {error})") from error
+
+
+def check_container(data: bytes, kind: str) -> None:
+    """Raise UnreadableDocument for a container that cannot be unpacked: password-protected, old, damaged, too large."""
+    if data.startswith(_OLD_CONTAINER):
+        if "EncryptedPackage".encode("utf-16-le") in data:
+            raise UnreadableDocument(f"password-protected .{kind}; save a copy without a password")
+        raise UnreadableDocument(f"an old office file that is called .{kind}; save it as .{kind}")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise UnreadableDocument(f"damaged .{kind} ({error})") from error
+    if any(entry.flag_bits & 1 for entry in entries):
+        raise UnreadableDocument(f"password-protected .{kind}; save a copy without a password")
+    if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
+        raise UnreadableDocument(f"unpacked, larger than {MAX_UNPACKED_BYTES // 2**20} MiB")
+
+
+def _library(name: str, kind: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = {"pptx": "python-pptx"}.get(name, name)
+        raise MissingExtra(f"reading .{kind} needs {package}: pip install 'kvweave[documents]'") from error

@@ -1,0 +1,222 @@
+"""Reads text formats: plain text, Markdown, reStructuredText, HTML, tables as CSV, Jupyter notebooks."""
+
+import csv
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from kvweave.documents.encodings import decode
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
+from kvweave.documents.html import read_html
+from kvweave.errors import UnreadableDocument
+from kvweave.types import Section
+
+_UNDERLINED: Final = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", re.MULTILINE)
+_ATX_HEADING: Final = re.compile(r"^(#{1,6})[ \t]+([^ \t\n].*)$", re.MULTILINE)
+_FENCED: Final = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
+_TABLE_RULE: Final = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
+"""The line below a table's header; its time is linear, as that of all patterns here: a line may have megabytes."""
+
+_NUMBER: Final = re.compile(r"[-+]?[\d.,:/\s%€$£]+")
+_MAX_HEADER_CHARS: Final = 10_000
+_MAX_OUTPUT_CHARS: Final = 2_000
+"""Of what a notebook's cell has printed; a training loop prints megabytes."""
+
+Heading = tuple[int, str, str]
+"""Its offset, its mark (which tells the level), its words."""
+
+
+def read_plain(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read text of any kind that has no headings to know: source code, logs, data."""
+    text, note = decode(data)
+    return Extracted(text, notes=_notes(note), numbered_lines=True)
+
+
+def read_prose(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read plain text or reStructuredText, whose headings are underlined; the first is the title."""
+    text, note = decode(data)
+    found = [(each.start(), each[2], each[1].strip()) for each in _UNDERLINED.finditer(text)]
+    title = found[0][2] if found else ""
+    return Extracted(text, title, _sections(found), _notes(note), numbered_lines=True)
+
+
+def read_markdown(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read Markdown: the first heading is the title."""
+    text, note = decode(data)
+    title, sections = _markdown(text)
+    return Extracted(text, title, sections, _notes(note), numbered_lines=True)
+
+
+def read_page(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read HTML as a reader sees it."""
+    markup, note = decode(data)
+    page = read_html(markup)
+    return Extracted(page.text, page.title, page.sections, _notes(note))
+
+
+def _notes(note: str) -> tuple[str, ...]:
+    return (note,) if note else ()
+
+
+# Headings and tables of Markdown
+
+
+def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
+    """Return the title and the sections, which begin at headings, at tables and behind tables."""
+    plain = _FENCED.sub(lambda block: " " * len(block[0]), text)  # as long, so that offsets stay
+    found: list[Heading] = [
+        (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
+        for each in _ATX_HEADING.finditer(plain)
+    ]
+    title = found[0][2] if found else ""
+    underlined = [
+        (each.start(), "#" if each[2] == "=" else "##", each[1].strip())
+        for each in _UNDERLINED.finditer(plain)
+        if each[2] in "=-" and "|" not in each[1]
+    ]
+    if not title and underlined:
+        title = underlined[0][2]
+    headings = _sections(sorted(found + underlined))
+    return title, _with_tables(plain, headings)
+
+
+def _sections(headings: list[Heading]) -> tuple[Section, ...]:
+    """Return a section for each heading; a mark's level is the number of its signs, else the order of first use."""
+    order = list(dict.fromkeys(mark for _, mark, _ in headings if not mark.startswith("#")))
+    path: list[tuple[int, str]] = []
+    sections = []
+    for start, mark, words in headings:
+        level = len(mark) if mark.startswith("#") else order.index(mark) + 1
+        path = [each for each in path if each[0] < level] + [(level, words[:200])]
+        sections.append(Section(start, heading=tuple(words for _, words in path)))
+    return tuple(sections)
+
+
+def _with_tables(text: str, headings: tuple[Section, ...]) -> tuple[Section, ...]:
+    starts = [section.start for section in headings]
+
+    def path(offset: int) -> tuple[str, ...]:
+        at = bisect_right(starts, offset) - 1
+        return headings[at].heading if at >= 0 else ()
+
+    found = list(headings)
+    for start, end, head in _tables(text):
+        if end not in starts:
+            found.append(Section(end, heading=path(end)))
+        found.append(Section(start, heading=path(start), head=head))
+    return tuple(sorted(found, key=lambda section: section.start))
+
+
+def _tables(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where each table begins and ends, and its first two lines: the header and the rule below it."""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text) if "|" in text else []
+    lines.append("")
+    at, number = 0, 0
+    while number + 1 < len(lines):
+        header, rule = lines[number : number + 2]
+        if "|" not in header or not rule.endswith("\n") or not _TABLE_RULE.fullmatch(rule.strip()):
+            at, number = at + len(header), number + 1
+            continue
+        start, at, number = at, at + len(header) + len(rule), number + 2
+        while "|" in lines[number]:
+            at, number = at + len(lines[number]), number + 1
+        yield start, at, header + rule
+
+
+# Tables as CSV
+
+
+def read_csv(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read comma-separated values as they are; the first record is repeated with every chunk if it looks like a header."""
+    text, note = decode(data)
+    header = _header(text)
+    sections = (Section(0, head=header),) if header else ()
+    return Extracted(text, "", sections, _notes(note), numbered_lines=True)
+
+
+def _header(text: str) -> str:
+    """Return the first record with its line end, if it names columns: no cell is empty or a number."""
+    beginning = text[:_MAX_HEADER_CHARS]
+    try:
+        dialect = csv.Sniffer().sniff(beginning.partition("\n")[0] + "\n", delimiters=",;\t|")
+    except csv.Error:
+        return ""
+    lines = beginning.splitlines(keepends=True)
+    used = 0
+
+    def counted() -> Any:
+        nonlocal used
+        for line in lines:
+            used += 1
+            yield line
+
+    try:
+        record = next(islice(csv.reader(counted(), dialect), 1), [])
+    except csv.Error:
+        return ""
+    names = [cell.strip() for cell in record]
+    if (
+        len(names) < 2
+        or any(_NUMBER.fullmatch(name) or not name for name in names[:-1])
+        or used == len(lines)
+    ):
+        return ""
+    return "".join(lines[:used])
+
+
+# Jupyter notebooks
+
+
+def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read a notebook as Markdown: its text, code and printed results. A section's last heading is its cell's number."""
+    text, note = decode(data)
+    try:
+        book = json.loads(text)
+        cells = (
+            book["cells"] if "cells" in book else [c for sheet in book["worksheets"] for c in sheet["cells"]]
+        )
+        language = str(book.get("metadata", {}).get("kernelspec", {}).get("language", "python"))
+        built, starts = TextBuilder(), []
+        for cell in cells:
+            starts.append(built.length)
+            _add_cell(built, cell, language)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableDocument(f"damaged notebook ({type(error).__name__}: {error})") from error
+    title, sections = _markdown(built.text())
+    return Extracted(built.text(), title, _with_cells(sections, starts), _notes(note))
+
+
+def _add_cell(built: TextBuilder, cell: Any, language: str) -> None:
+    text = _joined(cell.get("source", cell.get("input", ""))).strip()
+    if cell["cell_type"] != "code":
+        built.add(f"{text}\n\n" if text else "")
+        return
+    if text:
+        built.add(f"```{language}\n{text}\n```\n\n")
+    for output in cell.get("outputs", ()):
+        shown = output.get("data", output)
+        said = _joined(shown.get("text/plain") or shown.get("text") or "").strip()
+        if output.get("output_type") in ("error", "pyerr"):
+            said = f"{output.get('ename', 'error')}: {output.get('evalue', '')}"
+        if said:
+            built.add(f"```\n{said[:_MAX_OUTPUT_CHARS]}\n```\n\n")
+
+
+def _joined(lines: Any) -> str:
+    return lines if isinstance(lines, str) else "".join(map(str, lines))
+
+
+def _with_cells(sections: tuple[Section, ...], starts: list[int]) -> tuple[Section, ...]:
+    """Add a section at each cell, and its number to the headings."""
+    at = [section.start for section in sections]
+    found = []
+    for start in sorted({*at, *starts}):
+        before = bisect_right(at, start) - 1
+        heading = sections[before].heading if before >= 0 else ()
+        head = sections[before].head if before >= 0 and at[before] == start else ""
+        cell = f"cell {bisect_right(starts, start)}"
+        found.append(Section(start, heading=(*heading, cell), head=head))
+    return tuple(found)

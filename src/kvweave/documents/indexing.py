@@ -1,0 +1,311 @@
+"""Documents into a knowledge base: only what changed, and safe to interrupt at any moment.
+
+A document becomes visible in one commit, once its chunks are written; the same commit drops its earlier version. From then
+on it can be asked about. Vectors are written with the chunks if these are few or the caller waits; otherwise later, as chunk KV is
+(`chunk_preparation.py`). Every `add` also checks what listed chunks lack. This repairs interrupted runs and applies a new limit or
+recipe.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from kvweave.answering.settings import within_context
+from kvweave.config import DEFAULT_CHUNK_TOKENS
+from kvweave.documents.chunk_preparation import ChunkPreparer
+from kvweave.documents.chunking import Chunker
+from kvweave.documents.file_finder import find_files
+from kvweave.documents.file_types import MAILS, content_suffix
+from kvweave.documents.formats.mail import message_ids
+from kvweave.documents.reader_process import FileReader
+from kvweave.documents.readers import ReadFile, digest_file
+from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
+from kvweave.index.documents import ListedDocument, document_version
+from kvweave.models.gguf.reporting import reporting
+from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
+from kvweave.state.components import Components
+from kvweave.state.knowledge_base_state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
+from kvweave.state.metadata import KBMetadata
+from kvweave.types import Chunk, Document
+
+BATCH_CHUNKS: Final = 64
+"""Chunks that are committed at once. An `add` of fewer embeds them before it does."""
+
+Pending = list[tuple[Document, list[Chunk]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Adds documents to a knowledge base; files under `own_folder`, where kvweave stores its own, are none."""
+
+    state: KnowledgeBaseState
+    components: Components
+    metadata: KBMetadata
+    preparer: ChunkPreparer
+    own_folder: Path
+
+    def add(
+        self, paths: Sequence[Path], progress: Progress, *, wait: bool, only: Set[Path] | None = None
+    ) -> AddReport:
+        """Bring the knowledge base up to date with these files and folders; files that cannot be read are reported.
+
+        With `wait` chunk KV is computed too; else it is left to others, and the report says how much that is. `only` are the
+        files that may have changed; None if any may.
+
+        Raises as `KnowledgeBase.add` does, before anything is changed.
+        """
+        began = time.perf_counter()
+        self.state.database.check_writable()
+        self.preparer.check()
+        with reporting(progress):
+            report = IndexRun(self, progress, wait=wait).add(paths, only)
+            if report.changed or report.removed:
+                self.state.empty_conversations()
+            if wait:
+                done = self.preparer.run(progress)
+                report = replace(report, chunk_kv_computed=done.computed, chunk_kv_left_out=done.left_out)
+            else:
+                left, left_out = self.preparer.left()
+                report = replace(
+                    report,
+                    chunk_kv_left_out=left_out,
+                    chunk_kv_waiting=left.left,
+                    vectors_waiting=left.left_without_vector,
+                )
+        return replace(report, seconds=time.perf_counter() - began)
+
+
+@dataclass(slots=True)
+class _Tally:
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    skipped: list[SkippedFile] = field(default_factory=list)
+    notes: list[DocumentNote] = field(default_factory=list)
+    chunks: int = 0
+
+
+class IndexRun:
+    """One `add`, with the models and settings that the knowledge base has at its start.
+
+    With `wait` chunks are committed with their vectors, however many they are.
+
+    Raises:
+        KnowledgeBaseMismatch, InvalidRequest: the settings contradict what the knowledge base was made with, or chunks
+            of their length do not fit the model.
+    """
+
+    def __init__(self, indexer: Indexer, progress: Progress, *, wait: bool) -> None:
+        self._wait = wait
+        components = indexer.components
+        self._state, self._metadata = indexer.state, indexer.metadata
+        self._own_folder, self._progress = indexer.own_folder, progress
+        self._model, self._system = components.model, indexer.metadata.system
+        self._chunker = self._make_chunker()
+        self._index, self._encoder = components.index, components.encoder
+        self._tally = _Tally()
+
+    def _make_chunker(self) -> Chunker:
+        """Return a chunker whose chunks fit behind the instruction."""
+        model = self._model
+        context_tokens = model.geometry.context_tokens
+        chunk_tokens = self._metadata.chunk_tokens(within_context(None, DEFAULT_CHUNK_TOKENS, context_tokens))
+        overlap_tokens = self._metadata.overlap_tokens
+        around = len(model.template.prefix_ids(self._system)) + len(model.template.with_separator(()))
+        room = context_tokens - around - 1  # a question has one token at least
+        if chunk_tokens > room:
+            raise InvalidRequest(
+                f"chunk_tokens is {chunk_tokens}, but behind the instruction {model.fingerprint.name} has room for "
+                f"{room}; use less, since several chunks and a question must fit together"
+            )
+        return Chunker(model.tokenizer, chunk_tokens, overlap_tokens)
+
+    def add(self, paths: Sequence[Path], only: Set[Path] | None = None) -> AddReport:
+        """Read and commit what has changed, among the files `only` if they are given."""
+        tally = self._tally
+        found, skipped = find_files(paths)
+        files = [path for path in found if not path.is_relative_to(self._own_folder)]
+        tally.skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
+        tally.removed = self._remove_vanished(paths, files)
+        indexed = self._index.rows_by_version()
+        self._read_and_commit(files, indexed, only)
+        visible = self._state.documents.visible_versions()
+        if tally.chunks or indexed.keys() - visible:
+            self._index.sweep(visible, SWEEP_GRACE_S)
+        return AddReport(
+            added=tuple(tally.added),
+            changed=tuple(tally.changed),
+            unchanged=tuple(tally.unchanged),
+            removed=tuple(tally.removed),
+            skipped=tuple(tally.skipped),
+            chunks=tally.chunks,
+            notes=tuple(tally.notes),
+            copies=self._copies({*tally.added, *tally.changed}),
+        )
+
+    def _copies(self, sources: Set[str]) -> tuple[CopiedDocument, ...]:
+        """Return which of these documents have the same bytes as another."""
+        if not sources:
+            return ()
+        return tuple(
+            CopiedDocument(Path(each.source), Path(each.same_as))
+            for each in self._state.documents.all_documents()
+            if each.same_as and (each.source in sources or each.same_as in sources)
+        )
+
+    # Documents
+
+    def _remove_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
+        """Remove documents that were indexed from these paths and are no longer files there.
+
+        A file that a link leads to is found once. If a new link is found first, the document under the old name goes.
+        """
+        present = {str(path) for path in files}
+        reached = {os.path.realpath(path) for path in files}
+        gone = {
+            source
+            for path in paths
+            for source in self._state.documents.sources_under(path)
+            if source not in present
+            and _outer_file(source) not in present  # a file inside a file goes and stays with that
+            and (_is_gone(source) or os.path.realpath(source) in reached)
+        }
+        for source in sorted(gone):
+            self._state.remove(source)
+        return sorted(gone)
+
+    def _read_and_commit(
+        self, files: Sequence[Path], indexed: dict[str, int], only: Set[Path] | None
+    ) -> None:
+        """Read files, or those in `only`, and commit them in batches of about BATCH_CHUNKS chunks."""
+        pending: Pending = []
+        mails = [path for path in files if content_suffix(path.name) in MAILS]
+        files = [path for path in files if only is None or path in only]
+        with FileReader(message_ids(mails)) as reader:
+            for number, path in enumerate(files):
+                self._progress("reading", number, len(files))
+                pending += self._read(path, indexed, reader)
+                if sum(len(chunks) for _, chunks in pending) >= BATCH_CHUNKS:
+                    self._commit(pending, with_vectors=self._wait)
+                    pending = []
+        if pending:
+            self._commit(pending, with_vectors=self._wait or not self._tally.chunks)
+        self._progress("reading", len(files), len(files))
+
+    def _read(self, path: Path, indexed: dict[str, int], reader: FileReader) -> Pending:
+        """Return the file's documents that have to be indexed, with their chunks; the tally says what becomes of others."""
+        source, tally, documents = str(path), self._tally, self._state.documents
+        listed = documents.get(source)
+        inside = documents.sources_under(path) if content_suffix(path.name) in MAILS else []
+        earlier = {each: found for each in {source, *inside} if (found := documents.get(each)) is not None}
+        try:
+            whole = listed is not None and all(_is_whole(each, indexed) for each in earlier.values())
+            if whole and listed is not None and listed.digest == digest_file(path):
+                tally.unchanged += sorted(earlier)
+                return []
+            read = reader.read(path)
+        except (InaccessibleDocument, MissingExtra) as error:
+            # What is indexed of it may still be right: it stays.
+            tally.skipped.append(SkippedFile(path, str(error)))
+            return []
+        except UnreadableDocument as error:
+            tally.skipped.append(SkippedFile(path, str(error)))
+            self._drop(earlier)  # it changed into something that cannot be read: the earlier text is gone
+            return []
+        return self._split(read, earlier, indexed)
+
+    def _split(self, found: ReadFile, earlier: dict[str, ListedDocument], indexed: dict[str, int]) -> Pending:
+        """Cut the documents of a file that are new or changed, and remove those that are no longer in it."""
+        tally, pending = self._tally, Pending()
+        tally.skipped += found.skipped
+        present = set()
+        for document in found.documents:
+            before = earlier.get(document.source)
+            chunks = self._chunker.split(document)
+            if not chunks:
+                tally.skipped.append(SkippedFile(Path(document.source), "there is no text in the file"))
+                continue
+            present.add(document.source)
+            inside = len(found.documents) > 1 and document is not found.documents[0]
+            if (
+                inside
+                and before is not None
+                and before.digest == document.digest
+                and _is_whole(before, indexed)
+            ):
+                tally.unchanged.append(document.source)
+                continue
+            (tally.added if before is None else tally.changed).append(document.source)
+            tally.notes += [DocumentNote(Path(document.source), note) for note in document.notes]
+            pending.append((document, chunks))
+        self._drop(earlier.keys() - present)
+        return pending
+
+    def _drop(self, sources: Iterable[str]) -> None:
+        for source in sorted(sources):
+            self._state.remove(source)
+            self._tally.removed.append(source)
+
+    def _commit(self, pending: Pending, *, with_vectors: bool) -> None:
+        """Write chunks, then make the documents visible in one commit that also drops their old versions."""
+        everything = [chunk for _, chunks in pending for chunk in chunks]
+        texts = [chunk.text for chunk in everything]
+        self._index.add(everything, self._encoder.encode(texts) if with_vectors else None)
+        with self._state.database.transaction():
+            self._check_written(pending)
+            self._metadata.record(self._model.fingerprint, self._facts)
+            for document, chunks in pending:
+                kv_ids = [self._model.template.with_separator(chunk.token_ids) for chunk in chunks]
+                self._state.put(document, chunks, kv_ids, with_vectors=with_vectors)
+        self._tally.chunks += len(everything)
+
+    @cached_property
+    def _facts(self) -> dict[str, str]:
+        return {
+            "embedding": self._encoder.name,
+            "dimensions": str(self._encoder.dimensions),
+            "system": self._system,
+            "chunk_tokens": str(self._chunker.chunk_tokens),
+            "overlap_tokens": str(self._chunker.overlap_tokens),
+        }
+
+    def _check_written(self, pending: Pending) -> None:
+        """Raise StoreError if another process deleted the index meanwhile; it does so under the lock held here."""
+        chunks = {
+            document_version(document.source, document.digest): len(those) for document, those in pending
+        }
+        rows = self._index.rows_of(chunks.keys())
+        if any(rows.get(version, 0) < count for version, count in chunks.items()):
+            raise StoreError(
+                "another process has emptied the knowledge base just now; add the documents again"
+            )
+
+
+def _is_gone(source: str) -> bool:
+    """Return whether no file is there any more; a file that cannot be accessed now may well be there."""
+    try:
+        return not stat.S_ISREG(os.stat(source).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
+def _outer_file(source: str) -> str:
+    """Return the outermost file that a source is inside of, such as the e-mail of an attachment; else the source itself."""
+    outer = source
+    for parent in Path(source).parents:
+        if content_suffix(parent.name) in MAILS:
+            outer = str(parent)
+    return outer
+
+
+def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:
+    """Return whether the index still holds every chunk of a document; a lost folder or table shows here."""
+    return indexed.get(listed.version, 0) >= listed.chunks

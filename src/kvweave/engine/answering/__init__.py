@@ -1,1 +1,0 @@
-"""From a question to an answer: options, retrieval, the pipeline, generation."""

@@ -1,1 +1,0 @@
-"""Work while nothing is asked: when, what, how much, and what it was worth."""

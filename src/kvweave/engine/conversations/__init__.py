@@ -1,1 +1,0 @@
-"""Conversations: turns over KV that is kept, and their logs."""

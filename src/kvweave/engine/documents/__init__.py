@@ -1,1 +1,0 @@
-"""Documents in: read, cut, embedded, prepared; and out: their text, their passages."""

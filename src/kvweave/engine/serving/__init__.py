@@ -1,1 +1,0 @@
-"""Many requests and tenants over one resident model."""

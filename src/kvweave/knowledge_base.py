@@ -1,0 +1,545 @@
+"""A knowledge base as users hold it: open, add, ask, stream, close.
+
+Here the parts of a knowledge base are put together; each call goes to a file of its own. Code that runs models is
+imported when first needed, so that listing and removing documents stays light.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from kvweave.config import Config, GenerationConfig, read_config
+from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch, PathNotFound
+from kvweave.index.documents import ListedDocument
+from kvweave.once import once
+from kvweave.results import AddReport, Answer, AnswerCacheUse, FoundPassage, PrepareReport, Source
+from kvweave.state.active_requests import ActiveRequests, RequestGuard
+from kvweave.state.components import Components
+from kvweave.state.knowledge_base_state import (
+    IDLE_LOCK,
+    SWEEP_GRACE_S,
+    KnowledgeBaseState,
+    Progress,
+    existing_kbs,
+    kb_folder,
+    no_progress,
+)
+from kvweave.state.metadata import KBMetadata
+from kvweave.state.paths import existing_paths, sources_from
+from kvweave.types import Message, Prompt, QuestionContext
+
+if TYPE_CHECKING:
+    from kvweave.answering.answer_stream import AnswerStream
+    from kvweave.answering.ask import Asker
+    from kvweave.answering.cached_answers import CachedAnswers
+    from kvweave.answering.settings import Settings
+    from kvweave.background.conditions import MachineState
+    from kvweave.background.runner import BackgroundReport, BackgroundRunner
+    from kvweave.background.status import IdleStatus
+    from kvweave.chat.conversation import Conversation
+    from kvweave.chat.kb_conversations import Conversations
+    from kvweave.documents.chunk_preparation import ChunkPreparer
+    from kvweave.documents.indexing import Indexer
+    from kvweave.embedding import TextEncoder
+    from kvweave.kvstore.chunk_store import ChunkStore
+    from kvweave.models.adapter import Adapter
+    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.state.calibration_results import AutoRecipe, Calibration, Verdict
+    from kvweave.state.resident import ResidentModels
+
+
+class KnowledgeBase:
+    """Documents, their chunks and vectors, the chunk KV of one model and the answers given, in one folder.
+
+    It is the unit of isolation: nothing stored is shared with another knowledge base. Two processes may use one at
+    once, and several threads one object. The model and the embedding model are loaded when first needed. A context manager.
+
+    `resident` gives the models that all knowledge bases of the process share; its users are one another's requests, to
+    which background work yields. `namespace` names its entries in a shared tier, in place of its own name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        resident: "ResidentModels | None" = None,
+        namespace: str | None = None,
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.folder = kb_folder(name, config)
+        self._state = KnowledgeBaseState(self.folder, name, config, namespace)
+        self.answers = self._state.answers
+        self.predictions = self._state.predictions
+        self.background_budget = self._state.background_budget
+        self.preparation = self._state.preparation
+        with ExitStack() as undo:
+            undo.callback(self._state.close)
+            self._metadata = KBMetadata(self._state.database, name, config)
+            undo.pop_all()
+        activity = None if resident is None else resident.activity
+        self._requests = ActiveRequests(self.folder / "requests.lock", activity)
+        self._components = Components(config, self.folder, self._metadata, self._state, resident)
+
+    @property
+    def store(self) -> "ChunkStore":
+        """The store of chunk KV."""
+        return self._state.store
+
+    @property
+    def model(self) -> "LoadedModel":
+        """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        return self._components.model
+
+    @property
+    def has_recorded_model(self) -> bool:
+        """Whether the settings name the model that the knowledge base was made with, if any was; loads none."""
+        return self._components.loads_recorded_model
+
+    @property
+    def adapter(self) -> "Adapter":
+        """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
+        return self._components.adapter
+
+    @property
+    def encoder(self) -> "TextEncoder":
+        """The embedding model; raises as `model`."""
+        return self._components.encoder
+
+    # Documents
+
+    def add(
+        self,
+        *paths: str | Path,
+        progress: Progress = no_progress,
+        wait: bool = True,
+        only: Set[Path] | None = None,
+    ) -> AddReport:
+        """Index what is new or changed in files and folders: read, chunk, embed, compute chunk KV.
+
+        A file that vanished from a folder given again is removed. Safe to interrupt: finished work is kept, and the
+        next `add` continues.
+
+        Args:
+            paths: files and folders.
+            progress: see `Progress`.
+            wait: return when chunk KV is computed too. Otherwise return once the documents can be asked about, and leave the
+                rest to `prepare`, a server's idle time or `kvweave add`.
+            only: absolute paths of the files that may have changed; None if any may.
+
+        Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
+        """
+        existing = existing_paths(paths)
+        with self._requests.start():
+            return self._indexer.add(existing, progress, wait=wait, only=only)
+
+    def prepare(self, progress: Progress = no_progress, *, wait: bool = True) -> PrepareReport:
+        """Compute the chunk KV that is missing, yielding to requests.
+
+        With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt. Raises
+        StoreReadOnly.
+        """
+        self._state.database.check_writable()
+        guard = RequestGuard(self._requests, 0.0, threading.Event())
+        return self._preparer.work(guard, progress, wait=wait)
+
+    def documents(self) -> list[ListedDocument]:
+        """Return what is indexed, by source."""
+        return self._state.documents.all_documents()
+
+    def missing_kv(self) -> int:
+        """Return how many chunks lack KV or features that the recipe needs."""
+        return self._preparer.missing() if self._state.documents.visible_versions() else 0
+
+    def lost_documents(self) -> list[str]:
+        """Return listed documents whose chunks the index has lost."""
+        if not self._state.documents.visible_versions():
+            return []
+        rows = self._components.index.rows_by_version()
+        return [d.source for d in self.documents() if rows.get(d.version, 0) < d.chunks]
+
+    def remove(self, *paths: str | Path) -> list[str]:
+        """Remove documents, or all under a folder; return their sources.
+
+        After the commit none of their chunks, vectors, KV or answers can be found. Conversations that have read them
+        start over.
+
+        Raises PathNotFound if nothing is indexed from a path; then nothing is removed.
+        """
+        found = partial(sources_from, self.name, self._state.documents)
+        sources = list(dict.fromkeys(source for path in paths for source in found(path)))
+        began_s = time.time()
+        versions = [version for version in map(self._state.remove, sources) if version]
+        if versions and self._metadata.get("dimensions"):
+            self._components.index.delete(versions, before_s=began_s)
+            self._components.index.sweep(self._state.documents.visible_versions(), SWEEP_GRACE_S)
+        self._state.empty_conversations()
+        return sources
+
+    def remove_all(self) -> list[str]:
+        """Empty the knowledge base, so that another model may fill it; return the removed sources.
+
+        What another process adds after the commit stays whole.
+        """
+        store = self.store
+        with self._state.database.transaction():
+            removed = [document.source for document in self.documents()]
+            for source in removed:
+                self._state.remove(source)
+            self.answers.clear()
+            self.predictions.clear()
+            self._state.verdicts.clear()
+            self._metadata.clear()
+            store.clear()
+        self._components.forget()
+        self._state.empty_conversations()
+        return removed
+
+    def follow(
+        self,
+        *folders: str | Path,
+        stop: threading.Event | None = None,
+        progress: Progress = no_progress,
+    ) -> Iterator[AddReport]:
+        """Add the folders, then watch them: yield a report of each until `stop` is set; see `documents.file_watch.follow`."""
+        from kvweave.documents.file_watch import follow
+
+        return follow(self.add, self.folder.parent, folders, stop, progress)
+
+    def document_text(self, source: str) -> str:
+        """Return the text of a document as it was indexed; what no chunk covers, such as blank lines, comes back as line ends.
+
+        Raises PathNotFound if the knowledge base lists no such document.
+        """
+        from kvweave.answering.passages import text_of_passages
+
+        version = next((each.version for each in self.documents() if each.source == source), None)
+        if version is None:
+            raise PathNotFound(f"no document of knowledge base {self.name!r} is called {source!r}")
+        return text_of_passages(self._components.index.passages(version))
+
+    # Questions
+
+    def passages(self, question: str, top_k: int | None = None) -> tuple[Source, ...]:
+        """Return the chunks that a question would be answered from, best first; loads no language model.
+
+        Raises as `prompt`.
+        """
+        from kvweave.answering.kb_question import sources_of
+
+        return sources_of(self._state.documents, self._asker.ranked(question, top_k))
+
+    def explained_passages(self, question: str, top_k: int | None = None) -> tuple[FoundPassage, ...]:
+        """Return the same with the reason why each was found; raises as `prompt`."""
+        from kvweave.answering.kb_question import sources_of
+        from kvweave.answering.passages import explained
+
+        found = self._asker.ranked(question, top_k)
+        return explained(question, found, sources_of(self._state.documents, found))
+
+    def ask(
+        self,
+        question: str,
+        *,
+        recipe: str | None = None,
+        prepare: str | None = None,
+        ratio: float | None = None,
+        coverage: float | None = None,
+        top_k: int | None = None,
+        drop_chunks: bool = False,
+        cache: AnswerCacheUse = "use",
+    ) -> Answer:
+        """Answer a question from the documents; see `stream` for the options and errors."""
+        with self._requests.start():  # background work stops from here on, while code is imported too
+            from kvweave.answering.answer_stream import Answered
+            from kvweave.answering.settings import CallOptions
+
+            call = CallOptions(
+                recipe=recipe,
+                prepare=prepare,
+                ratio=ratio,
+                coverage=coverage,
+                top_k=top_k,
+                drop_chunks=drop_chunks,
+                cache=cache,
+            )
+            *_, whole = self._asker.events(question, call)
+        assert isinstance(whole, Answered)  # the last event
+        return whole.answer
+
+    def stream(
+        self,
+        question: str,
+        *,
+        recipe: str | None = None,
+        prepare: str | None = None,
+        ratio: float | None = None,
+        coverage: float | None = None,
+        top_k: int | None = None,
+        drop_chunks: bool = False,
+        cache: AnswerCacheUse = "use",
+        generation: GenerationConfig | None = None,
+        earlier: Sequence[Message] = (),
+        instruction: str = "",
+    ) -> "AnswerStream":
+        """Answer piece by piece: iterate for the text, then read `.answer`.
+
+        Args:
+            question: the question.
+            recipe: how stored KV is reused; None is the settings' recipe.
+            prepare: how chunks were prepared, where not as the recipe does it.
+            ratio: share of the stale context tokens to recompute, 0..1.
+            coverage: instead of a ratio: recompute the fewest tokens that hold this share of all scores, 0..1.
+            top_k: the number of chunks to retrieve.
+            drop_chunks: leave out the lowest-ranked chunks if the prompt is too long.
+            cache: "use" returns a cached answer and stores a new one, "refresh" computes and stores it again, "off" does
+                neither.
+            generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
+                probabilities is not kept as the answer.
+            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. An instruction turns the
+                cache off, and so do earlier messages for a question that leans on them; see `stands_alone`.
+
+        Raises:
+            EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
+            PromptTooLong: with the first piece.
+        """
+        request = self._requests.start()  # first of all, as in `ask`
+        try:
+            from kvweave.answering.answer_stream import AnswerStream
+            from kvweave.answering.settings import CallOptions
+
+            call = CallOptions(
+                recipe=recipe,
+                prepare=prepare,
+                ratio=ratio,
+                coverage=coverage,
+                top_k=top_k,
+                drop_chunks=drop_chunks,
+                cache=cache,
+                generation=generation,
+            )
+            events = self._asker.events(question, call, QuestionContext(tuple(earlier), instruction))
+            return AnswerStream(events, request)
+        except BaseException:
+            request.close()
+            raise
+
+    def prompt(self, question: str, *, top_k: int | None = None) -> Prompt:
+        """Return what a question would be answered from, chunks in prompt order; nothing is computed.
+
+        Raises EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
+        """
+        return self._asker.prompt(question, top_k)
+
+    def refresh_answers(self, progress: Progress = no_progress) -> int:
+        """Drop the cached answers that newer documents have made invalid; return how many.
+
+        An invalid answer is never given, with or without this call; `answers.pending` then lists the questions that
+        need a new one. Safe to interrupt.
+        """
+        return self._cached_answers.refresh(progress)
+
+    # Conversations
+
+    def conversation(self, name: str = "default", *, new: bool = False) -> "Conversation":
+        """Open a conversation: resume it where it was left, or start over. Close it to keep it.
+
+        Its KV is stored beside the knowledge base and decoded under the settings' `kv_budget` and `resident_bytes`.
+        A conversation that has read a document which was removed or changed since starts over, with a warning.
+
+        Raises:
+            InvalidRequest: an unusable name; another process has the conversation open; it began with another model or
+                budget.
+        """
+        return self._conversations.open(name, new=new)
+
+    def send(self, conversation: "Conversation", question: str, *, top_k: int | None = None) -> Iterator[str]:
+        """Yield the answer to a conversation's next turn, piece by piece, from new chunks and all said before.
+
+        A question that stands alone is answered from the answer cache if that has it. Raises EmptyKnowledgeBase and
+        InvalidRequest, and as `Conversation.send`.
+        """
+        with self._requests.start():
+            yield from self._conversations.send(conversation, question, top_k)
+
+    # Background work
+
+    def idle(self, progress: Progress = no_progress, *, low_load: bool = False) -> "BackgroundReport":
+        """Do the background work now, until nothing is left or the day's budget is spent.
+
+        By the settings it ends on battery too; with `low_load` also when other programs need the machine. Yields to requests
+        of this process and others. Safe to interrupt.
+        """
+        return self._background.run(progress, low_load=low_load)
+
+    def watch_idle(self, stop: threading.Event, progress: Progress = no_progress) -> None:
+        """Do the background work whenever the machine is idle, until `stop` is set; for its own thread."""
+        self._background.watch(stop, progress)
+
+    def idle_status(self, machine: "MachineState | None" = None) -> "IdleStatus":
+        """Return what background work did, what it was worth, and whether it may work now; `machine` defaults to this one."""
+        from kvweave.background.status import idle_status
+
+        return idle_status(self.background_budget, self.config.idle, self.answers, self.predictions, machine)
+
+    # Calibration
+
+    def calibrate(
+        self,
+        questions: Sequence[str] | None = None,
+        progress: Progress = no_progress,
+        *,
+        try_weights: Sequence[str] = (),
+    ) -> "Verdict":
+        """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
+
+        `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
+        computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
+
+        `try_weights` names fewer bits per weight, int8 or int4: the verdict then also tells what the model keeps with them under
+        full attention, and which budget is the cheapest with them. It is loaded once more for each. Nothing is switched to them,
+        since stored KV, answers and conversations are of the weights they were made with. Nothing of an interrupted trial is kept,
+        and a later verdict that was made without them, as at idle time, tells nothing of them.
+
+        Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
+        questions, the model has no more bits than are to be tried, or another process is at background work; for weights to
+        try, NotEnoughMemory and MissingExtra.
+        """
+        from kvweave.background.calibration import calibrate
+        from kvweave.background.weights_trial import fewer_bits
+
+        self._asker.checked("?")
+        bits = fewer_bits(try_weights, self._metadata.weight_bits)
+        with self._requests.start():
+            self._preparer.embed(progress)
+            return calibrate(self._state, self._components, self._settings, questions, progress, bits)
+
+    def calibration(self) -> "Calibration":
+        """Return what recipe `auto` stands for now, and why; loads no model."""
+        from kvweave.state.calibration_results import Calibration
+
+        try:
+            return self._auto.now()
+        except KnowledgeBaseMismatch as error:
+            return Calibration(None, f"since no verdict is about these settings: {error}")
+
+    # Closing
+
+    def close(self) -> None:
+        """Write counters and close files. Using the object afterwards raises StoreError; closing twice is fine."""
+        self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Parts that run models, made and imported when first needed
+
+    @once
+    def _settings(self) -> "Settings":
+        from kvweave.answering.settings import Settings
+
+        return Settings(self.config, self.folder, self._auto)
+
+    @once
+    def _auto(self) -> "AutoRecipe":
+        from kvweave.state.calibration_results import AutoRecipe
+
+        return AutoRecipe(self._state.verdicts, self.config, self._metadata, lambda: self.answers.epoch)
+
+    @once
+    def _indexer(self) -> "Indexer":
+        from kvweave.documents.indexing import Indexer
+
+        return Indexer(
+            self._state,
+            self._components,
+            self._metadata,
+            self._preparer,
+            self.folder.parent,
+        )
+
+    @once
+    def _preparer(self) -> "ChunkPreparer":
+        from kvweave.documents.chunk_preparation import ChunkPreparer
+
+        return ChunkPreparer(self._state, self._components, self._settings, self._metadata, self.preparation)
+
+    @once
+    def _cached_answers(self) -> "CachedAnswers":
+        from kvweave.answering.cached_answers import CachedAnswers
+
+        return CachedAnswers(
+            self.answers,
+            self._state.documents,
+            lambda: self._components.index,
+            self.config.answers.answer_threshold,
+            self.predictions,
+            self.config.retrieval.reranker,
+            self.background_budget,
+            error_bound=self.config.answers.answer_error_bound,
+        )
+
+    @once
+    def _asker(self) -> "Asker":
+        from kvweave.answering.ask import Asker
+
+        return Asker(
+            self.name,
+            self._state.documents,
+            self._components,
+            self._cached_answers,
+            self._settings,
+            self._metadata,
+        )
+
+    @once
+    def _conversations(self) -> "Conversations":
+        from kvweave.chat.kb_conversations import Conversations
+
+        return Conversations(self._state, self._asker)
+
+    @once
+    def _background(self) -> "BackgroundRunner":
+        from kvweave.background.runner import background_runner
+
+        return background_runner(
+            self._state,
+            self._components,
+            self._cached_answers,
+            self._settings,
+            self._metadata,
+            self.background_budget,
+            self._requests,
+            self.folder / IDLE_LOCK,
+            self._preparer,
+        )
+
+
+def open_knowledge_base(
+    name: str = "default", *, home: str | Path | None = None, **settings: Any
+) -> KnowledgeBase:
+    """Open a knowledge base, creating it if it is not there.
+
+    `settings` are those of `kvweave.config`, such as `model` and `top_k`. Without `model`, the one that the knowledge
+    base was made with is used, for a new one the shipped reference model.
+
+    Raises InvalidRequest for an unknown setting.
+    """
+    return KnowledgeBase(name, read_config(Path(home) if home else None, **settings))
+
+
+def open_existing(name: str = "default", *, home: str | Path | None = None, **settings: Any) -> KnowledgeBase:
+    """Open a knowledge base that must be there: raises EmptyKnowledgeBase, and creates nothing, if it is not."""
+    config = read_config(Path(home) if home else None, **settings)
+    if not (kb_folder(name, config) / "catalog.sqlite").exists():
+        raise EmptyKnowledgeBase(
+            f"there is no knowledge base {name!r} in {config.home} ({existing_kbs(config)}); `kvweave add PATH` makes one"
+        )
+    return KnowledgeBase(name, config)

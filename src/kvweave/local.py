@@ -1,0 +1,158 @@
+"""The engine in the caller's own process, for packages that connect it to another framework.
+
+It answers chats, and questions to the caller's documents or to a knowledge base, as a server does, without HTTP. Calls that
+come to the same models and settings share what is loaded. Code that runs models is imported when first needed.
+"""
+
+import atexit
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
+from kvweave.errors import InvalidRequest
+from kvweave.facts import facts
+from kvweave.results import Piece, Source
+from kvweave.state.recorded_models import with_recorded_models
+from kvweave.types import Message
+
+if TYPE_CHECKING:
+    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.server.serving.completions import Finished as Finished
+    from kvweave.server.serving.serving import Serving
+
+DECODING: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "max_tokens": "max_new_tokens",
+}
+"""Options of a call that say how it is decoded, by other frameworks' names for them, and kvweave's names."""
+REUSE: Final = ("kb", "recipe", "ratio", "coverage", "top_k")
+"""Options of a call that say what it is answered from, and what is reused."""
+
+_shared: "dict[Config, Serving]" = {}
+_guard = threading.Lock()
+
+
+class LocalEngine:
+    """One model, and the knowledge bases of one home. Threads may share it; everything is loaded when first needed."""
+
+    def __init__(self, serving: "Serving") -> None:
+        self._serving = serving
+        self._tenant = serving.tenant(None)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model that answers; loads it."""
+        return self._model.fingerprint.name
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together, in tokens; loads the model."""
+        return self._model.geometry.context_tokens
+
+    @property
+    def new_tokens(self) -> int:
+        """The longest answer in tokens, where a request sets no length; loads the model."""
+        from kvweave.answering.settings import within_context
+
+        given = self._tenant.config.generation.max_new_tokens
+        return within_context(given, DEFAULT_NEW_TOKENS, self.context_tokens)
+
+    def complete(
+        self,
+        messages: Sequence[Message],
+        documents: Sequence[tuple[str, str]] = (),
+        *,
+        decoding: Mapping[str, Any],
+        cancelled: threading.Event | None = None,
+        **options: Any,
+    ) -> "Generator[Piece | Finished, None, None]":
+        """Yield the pieces of an answer and at last the whole.
+
+        Args:
+            messages: of the chat, in order; the last one is answered.
+            documents: names and texts of chunks that the caller has retrieved, in the order of the prompt.
+            decoding: fields of `Sampling`; None leaves one to the settings.
+            cancelled: ends the request once it is set.
+            options: further fields of `CompletionRequest`.
+
+        Raises as `Tenant.complete`.
+        """
+        from kvweave.server.serving.completions import CallerDocument, CompletionRequest, Finished
+
+        chunks = tuple(CallerDocument(*document) for document in documents)
+        sampling = self._tenant.sampling(**decoding)
+        request = CompletionRequest(tuple(messages), documents=chunks, generation=sampling, **options)
+        for event in self._tenant.complete(request, cancelled):
+            if isinstance(event, Piece | Finished):
+                yield event
+
+    def passages(self, kb: str, question: str, top_k: int | None = None) -> tuple[Source, ...]:
+        """Return the passages of a knowledge base that a question finds, best first; loads no language model.
+
+        Raises KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
+        """
+
+        with self._tenant.bases.using(kb) as base:
+            return base.passages(question, top_k)
+
+    @property
+    def _model(self) -> "LoadedModel":
+        return self._serving.resident.model
+
+
+def call_options(
+    model: object, given: Mapping[str, Any], more: Sequence[str], beside: Sequence[str]
+) -> dict[str, Any]:
+    """Return the options of a call, those that it leaves out as the attributes of `model` have them.
+
+    They are DECODING, REUSE and `more`; a call may also give those in `beside`. Raises InvalidRequest for any other.
+    """
+    defaults = {name: getattr(model, name) for name in (*DECODING, *REUSE, *more)}
+    if unknown := given.keys() - defaults.keys() - set(beside):
+        raise InvalidRequest(
+            f"{type(model).__name__} has no option {sorted(unknown)[0]!r}; there are {', '.join([*beside, *sorted(defaults)])}"
+        )
+    return {**defaults, **given}
+
+
+def decoding_of(options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of `Sampling` that options of a call set, and the texts before which the answer ends."""
+    return {**{ours: options[name] for name, ours in DECODING.items()}, "stop": tuple(stop)}
+
+
+def answer_facts(finished: "Finished") -> dict[str, Any]:
+    """Return what was reused for an answer (answer, kv or miss), its plan, timing and sources, as plain values."""
+    answer = finished.answer
+    told = {"cache": finished.cache, "plan": answer.plan, "timing": answer.timing, "sources": answer.sources}
+    return {name: facts(value) for name, value in told.items()}
+
+
+def local_engine(kb: str | None = None, home: str | Path | None = None, **settings: Any) -> LocalEngine:
+    """Return the engine for some settings; the models are those of the knowledge base where the settings name none.
+
+    `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown or impossible one.
+    """
+    from kvweave.server.serving.serving import Serving
+
+    config = read_config(None if home is None else Path(home), **settings)
+    key = with_recorded_models(config, kb or "default")
+    with _guard:
+        if key not in _shared:
+            _shared[key] = Serving(config, kb=kb or "default")
+        return LocalEngine(_shared[key])
+
+
+def close_local_engines() -> None:
+    """Close every engine of the process: running requests get ten seconds. Nothing that is stored is lost."""
+    with _guard:
+        engines = list(_shared.values())
+        _shared.clear()
+    for serving in engines:
+        serving.close()
+
+
+atexit.register(close_local_engines)

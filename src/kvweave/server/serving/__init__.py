@@ -1,0 +1,1 @@
+"""What a server serves, below HTTP."""

@@ -1,0 +1,187 @@
+"""Requests to a server: a chat, a text, a chat over the caller's own documents, or over a knowledge base.
+
+What each is answered from, in the form that `pipeline.respond` takes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kvweave.answering.kb_question import Assembled
+from kvweave.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.config import GenerationConfig
+from kvweave.errors import InvalidRequest
+from kvweave.kvstore.kv_store import KVStore
+from kvweave.kvstore.tiers.leases import Lease
+from kvweave.models.prompt import chat_in_blocks, text_in_blocks
+from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.recipes.match import MatchNothing
+from kvweave.recipes.names import AUTO
+from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.snapshots import uses_exact_prefixes_alone
+from kvweave.results import Answer, ExplainedToken, Source
+from kvweave.types import Message, Prompt, TokenizedPrompt
+
+PREFIX: Final = "prefix"
+"""The recipe of requests without documents: exact prefixes are all that they can reuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerDocument:
+    """A chunk that the caller has retrieved: its name for people, and its text."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest(CallOptions):
+    """What a client asks for, with the options of the call.
+
+    Attributes:
+        messages: of the chat, in order; the last one is answered.
+        text: instead of messages, a text to continue as it is.
+        documents: chunks that the caller has retrieved, in the order of the prompt.
+        kb: instead of documents, the knowledge base that holds them; the last message is the question.
+    """
+
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    documents: tuple[CallerDocument, ...] = ()
+    kb: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is not None and (self.messages or self.documents or self.kb):
+            raise InvalidRequest(
+                "a text to continue is given with messages, documents or kb; give one of them"
+            )
+        if self.text is None and not self.messages:
+            raise InvalidRequest("there are no messages; give one at least")
+        if self.documents and self.kb:
+            raise InvalidRequest(
+                "both documents and kb are given; give the chunks, or the knowledge base that has them"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request.
+
+    Attributes:
+        answer: the whole answer, with its sources, plan and timing.
+        text: its pieces, joined: as `answer.text`, with the white space around it.
+        prompt_tokens: length of the prompt; 0 for an answer from the answer cache.
+        cached_tokens: how many of them were not computed: their stored KV was used.
+        completion_tokens: length of the reply, thoughts included.
+        explain: returns every token of the prompt with the origin of its KV.
+        full_prefill_s: estimated seconds for computing the whole prompt on the idle machine; None if nothing tells.
+    """
+
+    answer: Answer
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    explain: Callable[[], tuple[ExplainedToken, ...]]
+    full_prefill_s: float | None = None
+
+    @property
+    def cache(self) -> Literal["answer", "kv", "miss"]:
+        """What was reused: a whole answer, KV, or nothing."""
+        if self.answer.plan.cache_hit is not None:
+            return "answer"
+        return "kv" if self.cached_tokens else "miss"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A chat's messages apart: the instructions at its start, what was said before, and the last message of the user."""
+
+    instruction: str
+    earlier: tuple[Message, ...]
+    question: str
+
+    @staticmethod
+    def of(messages: Sequence[Message]) -> "Turns":
+        """Raise InvalidRequest if the last message is not the user's."""
+        count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
+        rest = messages[count:]
+        if not rest or rest[-1].role != "user":
+            raise InvalidRequest("the last message is not the user's; a question to documents has to be")
+        instruction = "\n\n".join(text for _, text in messages[:count])
+        return Turns(instruction, tuple(rest[:-1]), rest[-1].text)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrompt:
+    """A chat, or a text to continue, without documents."""
+
+    model: LoadedModel
+    request: CompletionRequest
+    think: bool
+
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
+        """Render it in blocks."""
+        template, request = self.model.template, self.request
+        if request.text is not None:
+            prompt = text_in_blocks(template, request.text)
+        else:
+            prompt = chat_in_blocks(template, request.messages, think=self.think)
+        self.model.check_length(prompt.tokens, most)
+        return Assembled(prompt)
+
+    def keep(self, answer: Answer) -> None:
+        """Keep nothing: an answer belongs to its chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPrompt:
+    """A question to documents that came with it; `answered` is called with them once the answer is out."""
+
+    model: LoadedModel
+    turns: Turns
+    documents: tuple[CallerDocument, ...]
+    options: AskOptions
+    answered: Callable[[Sequence[CallerDocument], AskOptions], None]
+
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
+        """Render the documents in their order, then what was said."""
+        prompt = self._rendered()
+        self.model.check_length(prompt.tokens, most)
+        sources = tuple(Source(each.id, 0, len(each.text), each.text, 0.0) for each in self.documents)
+        return Assembled(prompt, sources)
+
+    def keep(self, answer: Answer) -> None:
+        """Keep no answer: no caller says when such documents change."""
+        self.answered(self.documents, self.options)
+
+    def _rendered(self) -> TokenizedPrompt:
+        texts = tuple(document.text for document in self.documents)
+        return self.model.template.render(
+            Prompt(
+                self.turns.question,
+                texts,
+                self.options.system,
+                think=self.options.generation.think,
+                earlier=self.turns.earlier,
+            )
+        )
+
+
+def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:
+    """Return the options of a request without documents.
+
+    Raises InvalidRequest if it names a recipe that reuses other KV than exact prefixes.
+    """
+    given = None if request.recipe == AUTO else request.recipe
+    if given is not None and not _plain(settings.recipe(given)):
+        raise InvalidRequest(
+            f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
+        )
+    named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
+    return settings.resolve("", 1, CallOptions(recipe=named, cache="off", generation=sampling))
+
+
+def _plain(recipe: Recipe) -> bool:
+    """Return whether a recipe reuses exact prefixes or nothing."""
+    return uses_exact_prefixes_alone(recipe) or isinstance(recipe.match, MatchNothing)

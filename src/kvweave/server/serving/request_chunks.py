@@ -1,0 +1,120 @@
+"""Prepares the documents that requests came with, so that they can be reused in any order and beside others.
+
+A request stores their KV after exactly the text before them. This computes what the recipe needs of each chunk alone, in the
+background: it yields to every request of the process.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from kvweave.embedding import TextEncoder
+from kvweave.errors import KvweaveError
+from kvweave.kvstore.kv_store import KVStore
+from kvweave.models.adapter import Adapter
+from kvweave.models.preemption import Preempted
+from kvweave.ops.threads import use_one_thread
+from kvweave.recipes.context import ChunkList, PrepareContext
+from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.recipe import Recipe
+from kvweave.state.active_requests import BackgroundStopped, ProcessActivity, RequestGuard
+
+_LOG = logging.getLogger(__name__)
+_MOST_WAITING: Final = 1000
+_MOST_CHARACTERS: Final = 20_000_000
+"""Requests whose documents wait to be prepared, and characters of these; later ones are left out until there is room. Under load
+nothing is prepared, so that they are in memory for long.
+"""
+
+
+class _Waiting(NamedTuple):
+    texts: tuple[str, ...]
+    system: str
+    think: bool
+    recipe: Recipe
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.texts))
+
+
+class RequestChunks:
+    """Prepares chunks in a thread of its own, which the first request starts.
+
+    Args:
+        adapter: the model.
+        encoder: finds similar chunks, for recipes that prepare a chunk after others.
+        store: where the KV goes.
+        activity: the running requests of the process.
+        quiet_s: how long no request must have run before work begins.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        encoder: TextEncoder,
+        store: KVStore,
+        activity: ProcessActivity,
+        quiet_s: float,
+    ) -> None:
+        self._adapter, self._encoder, self._store = adapter, encoder, store
+        self._stop = threading.Event()
+        self._guard = RequestGuard(activity, quiet_s, self._stop)
+        self._waiting: queue.Queue[_Waiting | None] = queue.Queue(_MOST_WAITING)
+        self._characters = 0
+        self._starting, self._counting = threading.Lock(), threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, texts: Sequence[str], system: str, recipe: Recipe, *, think: bool) -> None:
+        """Prepare the chunks of these texts behind a system instruction, soon; costs the caller nothing."""
+        with self._starting:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="kvweave-chunks", daemon=True)
+                self._thread.start()
+        waiting = _Waiting(tuple(texts), system, think, recipe)
+        with self._counting, suppress(queue.Full):
+            if self._characters + waiting.characters <= _MOST_CHARACTERS:
+                self._waiting.put_nowait(waiting)
+                self._characters += waiting.characters
+                return
+        _LOG.info("the documents of a request are not prepared: %d others wait", self._waiting.qsize())
+
+    def close(self) -> None:
+        """End the work between two layers, and wait for it to end."""
+        self._stop.set()
+        if self._thread is not None:
+            with suppress(queue.Full):  # a full queue wakes the thread by itself
+                self._waiting.put_nowait(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        use_one_thread()
+        while not self._stop.is_set():
+            waiting = self._waiting.get()
+            try:
+                if waiting is not None:
+                    with self._counting:
+                        self._characters -= waiting.characters
+                    self._prepare(waiting)
+            except BackgroundStopped:
+                return
+            except (KvweaveError, OSError) as error:
+                _LOG.warning("the documents of a request are not prepared: %s", error)
+
+    def _prepare(self, waiting: _Waiting) -> None:
+        template = self._adapter.template
+        prefix = tuple(template.prefix_ids(waiting.system, think=waiting.think))
+        corpus = ChunkList([waiting.texts], template.chunk_ids, self._encoder.encode)
+        ctx = PrepareContext(self._adapter, self._store, prefix, corpus)
+        chunks = [tuple(template.chunk_ids(text)) for text in waiting.texts]
+        self._guard.wait_for_requests()
+        while True:
+            try:
+                with self._adapter.low_priority(self._guard):
+                    prepare_chunks(ctx, chunks, waiting.recipe)
+                return
+            except Preempted:
+                continue  # start over: one of its passes could not be resumed

@@ -1,0 +1,92 @@
+"""The tenants of a server: who has which API key, and so which folder."""
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kvweave.config import Config
+from kvweave.errors import InvalidRequest, Unauthorized
+from kvweave.state.knowledge_base_state import checked_name
+
+MIN_KEY_LENGTH: Final = 8
+_HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
+
+
+class Tenants:
+    """API keys and the names of their tenants. A name of None stands for the server's own home.
+
+    Only digests of the keys are kept.
+
+    Raises InvalidRequest for a key that is too short or a mistyped digest, and for a name that no folder can have.
+    """
+
+    def __init__(self, names: Mapping[str, str | None]) -> None:
+        self._names: dict[bytes, str | None] = {}
+        for key, name in names.items():
+            if (digest := _HASHED.fullmatch(key)) and name is not None:
+                self._names[bytes.fromhex(digest[1])] = checked_name("tenant", name)
+                continue
+            if key.lower().startswith("sha256:"):
+                # Else a mistyped digest would be the key itself: the tenant's own key fails, and the file's text works.
+                whose = "an API key of the server" if name is None else f"the key of tenant {name!r}"
+                raise InvalidRequest(
+                    f"{whose} begins with sha256:, which only a digest in the tenants file does: "
+                    '"sha256:" in small letters, then 64 hexadecimal digits'
+                )
+            if len(key) < MIN_KEY_LENGTH:
+                raise InvalidRequest(
+                    f"an API key has {len(key)} characters; {MIN_KEY_LENGTH} are the fewest that are safe"
+                )
+            self._names[_digest(key)] = name if name is None else checked_name("tenant", name)
+
+    def name_of(self, key: str | None) -> str | None:
+        """Return the name of a key's tenant; the time it takes says nothing about the keys. Raises Unauthorized."""
+        given, found = _digest(key or ""), None
+        for digest in self._names:
+            if hmac.compare_digest(given, digest):
+                found = digest
+        if found is None:
+            raise Unauthorized(
+                "the API key is missing or wrong: send one that the server was started with, as "
+                "`Authorization: Bearer KEY`"
+            )
+        return self._names[found]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_tenants(path: Path, own_keys: Sequence[str] = ()) -> Tenants:
+    """Return the tenants of a TOML file whose table `tenants` gives each name its key, or "sha256:" and the key's digest.
+
+    `own_keys` are those of the server's own home.
+
+    Raises InvalidRequest, naming the file, if it cannot be read so.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tenants")
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read as TOML: {error}") from error
+    if not isinstance(table, dict) or not table or not all(isinstance(key, str) for key in table.values()):
+        raise InvalidRequest(
+            f'{path} names no tenants; write a table [tenants] with lines such as name = "key"'
+        )
+    names: dict[str, str | None] = dict.fromkeys(own_keys)
+    for name, key in table.items():
+        if key in names:
+            raise InvalidRequest(f"{path} gives {names[key]!r} and {name!r} the same key; each needs its own")
+        names[key] = name
+    return Tenants(names)
+
+
+def tenant_home(config: Config, name: str | None) -> Path:
+    """Return the folder that holds all of a tenant's."""
+    return config.home if name is None else config.home / "tenants" / name
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

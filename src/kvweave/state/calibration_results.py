@@ -1,0 +1,385 @@
+"""What calibration has found for a knowledge base, as its database holds it, and what `auto` stands for by it.
+
+A verdict holds under its conditions: model, version of kvweave, settings. When many documents have changed, it stays in use until
+idle time or the user measures again: the other choice, UNCALIBRATED, was measured on none of the documents. Loads no model.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from kvweave.config import Config
+from kvweave.database import Database
+from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
+from kvweave.state.metadata import KBMetadata
+from kvweave.state.tried_weights import TriedWeights, at_ratio, tried_weights
+from kvweave.version import __version__
+
+MIN_QUESTIONS: Final = 20
+"""The fewest questions of a verdict: with 20, none may lose its first token or answer where a share of 0.98 is asked for."""
+MAX_CHANGED: Final = 0.25
+"""The share of chunks, of those then and now, from which on a verdict is due to be made again."""
+
+_MINIMA: Final = ("calibrate_first_tokens", "calibrate_answers")
+"""Conditions of measuring, not of using: questions are answered by a verdict whatever least shares it was made for."""
+_LATEST: Final = 8  # verdicts that are kept, each under other conditions
+_Z: Final = 1.959964  # of a normal distribution's middle 95 %
+_SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS calibrations (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, conditions TEXT NOT NULL UNIQUE, verdict TEXT NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS calibrated_documents (
+        calibration INTEGER NOT NULL REFERENCES calibrations (id) ON DELETE CASCADE, version TEXT NOT NULL,
+        chunks INTEGER NOT NULL, PRIMARY KEY (calibration, version)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS calibration_questions (
+        conditions TEXT NOT NULL, question TEXT NOT NULL, measured TEXT NOT NULL,
+        PRIMARY KEY (conditions, question)) WITHOUT ROWID""",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a budget did with one question: what it kept, and its cost in passes over the prompt and bytes per chunk token."""
+
+    first_token: bool
+    answer: bool
+    passes: float
+    bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredQuestion:
+    """What one question has shown: by budget, and the seconds and passes over its prompt that measuring took in all."""
+
+    budgets: Mapping[str, Measured]
+    seconds: float
+    passes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a budget has kept of full attention's replies.
+
+    Attributes:
+        recipe: full name.
+        budget: share of the stale tokens that it recomputes.
+        questions: how many it was measured on: fewer than the others if it had lost too many before.
+        first_tokens, answers: for how many of them the first token, and the answer, was the same.
+        first_tokens_interval, answers_interval: 95 % intervals of the two shares (Wilson), 0..1.
+        passes: tokens that ran through the model at question time per token of the prompt, on average; full attention: 1.
+        bytes_per_token: stored bytes per token of a chunk, on average, at most.
+        offline_passes: passes over a chunk when it is prepared, at most.
+        keeps: whether both shares are large enough.
+    """
+
+    recipe: str
+    budget: float
+    questions: int
+    first_tokens: int
+    answers: int
+    first_tokens_interval: tuple[float, float]
+    answers_interval: tuple[float, float]
+    passes: float
+    bytes_per_token: float
+    offline_passes: int
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What calibration has chosen, and why.
+
+    Attributes:
+        recipe: full name; prefix if no budget keeps enough.
+        ratio: for requests without a budget; None for the recipe's own.
+        budget: the share of the stale tokens that this recomputes; 0 where it recomputes none.
+        model: the model's name.
+        first_tokens, answers: the least shares that had to be kept.
+        asked, predicted, given: how many questions were asked by users, predicted, and given by the caller.
+        made_at_s: seconds since 1970.
+        seconds: how long measuring took, with the weights of the knowledge base.
+        passes: passes over a question's prompt that this took, on average.
+        trials: of all budgets, as they were tried.
+        weights: what fewer bits per weight have kept; None where none were tried.
+    """
+
+    recipe: str
+    ratio: float | None
+    budget: float
+    model: str
+    first_tokens: float
+    answers: float
+    asked: int
+    predicted: int
+    given: int
+    made_at_s: float
+    seconds: float
+    passes: float
+    trials: tuple[Trial, ...]
+    weights: TriedWeights | None = None
+
+    @property
+    def questions(self) -> int:
+        """How many questions were known to it; fewer are measured where no budget is left."""
+        return self.asked + self.predicted + self.given
+
+    @property
+    def told(self) -> str:
+        """Return one line for people."""
+        day = time.strftime("%Y-%m-%d", time.localtime(self.made_at_s))
+        kept = next((t for t in self.trials if t.recipe == self.recipe and t.budget == self.budget), None)
+        if kept is None:
+            return (
+                f"{self.recipe}, since {day}: no cheaper recipe keeps {self.first_tokens:.0%} of first tokens and "
+                f"{self.answers:.0%} of answers"
+            )
+        return (
+            f"{at_ratio(self.recipe, self.budget)}, since {day}: of {kept.questions} questions it keeps {_share(kept.first_tokens, kept)} of "
+            f"first tokens (95 % interval {_percent(kept.first_tokens_interval)}) and {_share(kept.answers, kept)} of answers "
+            f"({_percent(kept.answers_interval)})"
+        )
+
+    @property
+    def weights_told(self) -> str:
+        """Return one line for people about fewer bits per weight; empty where none were tried."""
+        return "" if self.weights is None else self.weights.told(self.first_tokens, self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What `auto` stands for: by a verdict, or UNCALIBRATED where there is none. `note` says why, or what has changed.
+
+    `due` tells whether it is time to measure: there is no verdict, or too many documents have changed since.
+    """
+
+    verdict: Verdict | None
+    note: str = ""
+    due: bool = False
+
+    @property
+    def told(self) -> str:
+        """Return one line for people."""
+        if self.verdict is None:
+            return f"{UNCALIBRATED}, {self.note}"
+        return f"{self.verdict.told}{f'; {self.note}' if self.note else ''}"
+
+
+def interval(kept: int, questions: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share, 0..1; everything is possible without questions."""
+    if not questions:
+        return 0.0, 1.0
+    share, scale = kept / questions, 1 + _Z * _Z / questions
+    middle = (share + _Z * _Z / (2 * questions)) / scale
+    half = _Z / scale * math.sqrt(share * (1 - share) / questions + _Z * _Z / (4 * questions * questions))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+class VerdictTable:
+    """The tables of `database` that hold verdicts and unfinished measurements, created if missing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.script(_SCHEMA)
+
+    def find(self, conditions: Mapping[str, str]) -> tuple[int, Verdict] | None:
+        """Return the latest verdict under these conditions, whatever shares it had to keep, and its row; or None."""
+        wanted = _without_minima(conditions)
+        rows = self._database.query("SELECT id, verdict, conditions FROM calibrations ORDER BY id DESC")
+        found = (row for row in rows if _without_minima(json.loads(row[2])) == wanted)
+        return next(((int(row), _verdict(verdict)) for row, verdict, _ in found), None)
+
+    def latest_conditions(self) -> dict[str, str] | None:
+        """Return the conditions of the latest verdict, or None."""
+        rows = self._database.query("SELECT conditions FROM calibrations ORDER BY id DESC LIMIT 1")
+        return dict(json.loads(rows[0][0])) if rows else None
+
+    def changed_share(self, calibration: int) -> float:
+        """Return the share of chunks whose document came in, went or changed since, of all chunks then and now."""
+        ((came, all_now),) = self._database.query(
+            """SELECT coalesce(sum(chunks * (version NOT IN (
+                 SELECT version FROM calibrated_documents WHERE calibration = ?))), 0), coalesce(sum(chunks), 0) FROM documents""",
+            (calibration,),
+        )
+        ((went,),) = self._database.query(
+            """SELECT coalesce(sum(chunks), 0) FROM calibrated_documents
+               WHERE calibration = ? AND version NOT IN (SELECT version FROM documents)""",
+            (calibration,),
+        )
+        return float((came + went) / max(1, all_now + went))
+
+    def put(self, conditions: Mapping[str, str], verdict: Verdict) -> None:
+        """Store a verdict for the listed documents in place of an earlier one; the measurements it is made of go."""
+        encoded = _encoded(conditions)
+        with self._database.transaction():
+            self._database.execute("DELETE FROM calibrations WHERE conditions = ?", (encoded,))
+            self._database.execute(
+                "INSERT INTO calibrations (conditions, verdict) VALUES (?, ?)",
+                (encoded, json.dumps(asdict(verdict))),
+            )
+            ((row,),) = self._database.query("SELECT max(id) FROM calibrations")
+            self._database.execute(
+                "INSERT INTO calibrated_documents SELECT ?, version, chunks FROM documents", (row,)
+            )
+            self._database.execute("DELETE FROM calibrations WHERE id <= ?", (row - _LATEST,))
+            self._database.execute("DELETE FROM calibration_questions WHERE conditions = ?", (encoded,))
+
+    def measured(self, conditions: Mapping[str, str]) -> dict[str, MeasuredQuestion]:
+        """Return what was measured under these conditions and has led to no verdict yet, by question."""
+        rows = self._database.query(
+            "SELECT question, measured FROM calibration_questions WHERE conditions = ?",
+            (_encoded(conditions),),
+        )
+        return {question: _question(measured) for question, measured in rows}
+
+    def add_measured(self, conditions: Mapping[str, str], question: str, measured: MeasuredQuestion) -> None:
+        """Store what one question has shown."""
+        self._database.execute(
+            "INSERT OR REPLACE INTO calibration_questions VALUES (?, ?, ?)",
+            (_encoded(conditions), question, json.dumps(asdict(measured))),
+        )
+
+    def documents_changed(self) -> None:
+        """Drop unfinished measurements: they are of other documents. Call it in the transaction of the change."""
+        self._database.execute("DELETE FROM calibration_questions")
+
+    def clear(self) -> None:
+        """Delete everything."""
+        with self._database.transaction():
+            self._database.execute("DELETE FROM calibrations")
+            self.documents_changed()
+
+
+class AutoRecipe:
+    """What `auto` stands for in a knowledge base now. `epoch` numbers the changes of the document list."""
+
+    def __init__(
+        self, table: VerdictTable, config: Config, metadata: KBMetadata, epoch: Callable[[], int]
+    ) -> None:
+        self.table = table
+        self._config, self._metadata, self._epoch = config, metadata, epoch
+        self._changed: tuple[int, int, float] | None = None  # verdict, epoch, share of chunks
+
+    def conditions(self) -> dict[str, str]:
+        """Return what a verdict depends on beside the documents; loads no model."""
+        config, metadata = self._config, self._metadata
+        settings = {
+            "prepare": config.prepare,
+            "storage": config.store.storage,
+            "auxiliary": config.model.auxiliary,
+            "top_k": config.retrieval.top_k,
+            "reranker": config.retrieval.reranker,
+            "think": config.generation.think,
+            "calibrate_first_tokens": config.calibration.calibrate_first_tokens,
+            "calibrate_answers": config.calibration.calibrate_answers,
+        }
+        return {
+            "model": metadata.get("model_digest") or "",
+            "kvweave": __version__,
+            "system": metadata.system,
+            f"preparation of {UNCALIBRATED}": OWN_PREPARATIONS[UNCALIBRATED] or "",
+            **{name: str(value) for name, value in settings.items()},
+        }
+
+    def now(self) -> Calibration:
+        """Return it, with a note about what has changed or is missing."""
+        conditions = self.conditions()
+        found = self.table.find(conditions)
+        if found is None:
+            return Calibration(None, self._why_none(conditions), due=True)
+        row, verdict = found
+        changed = self._share_changed(row)
+        due = changed > MAX_CHANGED
+        note = f"{changed:.0%} of the chunks have changed since" if changed else ""
+        return Calibration(verdict, f"{note}; run `kvweave calibrate`" if due else note, due)
+
+    def _share_changed(self, row: int) -> float:
+        epoch = self._epoch()
+        if self._changed is None or self._changed[:2] != (row, epoch):
+            self._changed = row, epoch, self.table.changed_share(row)
+        return self._changed[2]
+
+    def _why_none(self, conditions: Mapping[str, str]) -> str:
+        earlier = self.table.latest_conditions()
+        if earlier is None:
+            return "since it was not calibrated; run `kvweave calibrate`"
+        differing = (
+            f"another {name}" if name in ("model", "system") else f"{name} {earlier.get(name)}, not {value}"
+            for name, value in conditions.items()
+            if earlier.get(name) != value and name not in _MINIMA
+        )
+        return f"since the latest verdict is for {' and '.join(differing)}; run `kvweave calibrate`"
+
+
+def _without_minima(conditions: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in conditions.items() if name not in _MINIMA}
+
+
+def _encoded(conditions: Mapping[str, str]) -> str:
+    return json.dumps(conditions, sort_keys=True)
+
+
+def _verdict(encoded: str) -> Verdict:
+    stored: dict[str, Any] = json.loads(encoded)
+    trials: list[dict[str, Any]] = stored.pop("trials")
+    for trial in trials:
+        for name in ("first_tokens_interval", "answers_interval"):
+            trial[name] = tuple(trial[name])
+    weights = stored.pop("weights", None)  # verdicts from before weights were tried have none
+    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials), weights=tried_weights(weights))
+
+
+def _question(encoded: str) -> MeasuredQuestion:
+    stored = json.loads(encoded)
+    budgets = {key: Measured(**values) for key, values in stored.pop("budgets").items()}
+    return MeasuredQuestion(budgets, **stored)
+
+
+def allowed_losses(questions: int, share: float) -> int:
+    """Return how many of the questions may be lost where a share of them must be kept."""
+    return math.floor(questions * (1 - share) + 1e-9)
+
+
+def summarised(
+    recipe: str, budget: float, offline_passes: int, measured: Iterable[Measured], losses: tuple[int, int]
+) -> Trial:
+    """Return the trial of a budget; `losses` are those of first tokens and answers that are allowed."""
+    results = list(measured)
+    count = len(results)
+    first, answers = (sum(each.first_token for each in results), sum(each.answer for each in results))
+    return Trial(
+        recipe,
+        budget,
+        count,
+        first,
+        answers,
+        interval(first, count),
+        interval(answers, count),
+        sum(each.passes for each in results) / max(1, count),
+        sum(each.bytes_per_token for each in results) / max(1, count),
+        offline_passes,
+        count - first <= losses[0] and count - answers <= losses[1],
+    )
+
+
+def chosen(trials: Iterable[Trial]) -> Trial | None:
+    """Return the cheapest budget that keeps enough, or None.
+
+    First the fewest passes at question time, in whole percent of full attention's; of those the fewest stored bytes; of
+    those the fewest offline passes.
+    """
+    keeping = [trial for trial in trials if trial.keeps]
+    return min(
+        keeping,
+        key=lambda trial: (round(trial.passes, 2), trial.bytes_per_token, trial.offline_passes),
+        default=None,
+    )
+
+
+def _share(kept: int, trial: Trial) -> str:
+    return f"{kept / trial.questions:.0%}"
+
+
+def _percent(bounds: tuple[float, float]) -> str:
+    return f"{bounds[0]:.0%} to {bounds[1]:.0%}"

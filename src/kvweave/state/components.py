@@ -1,0 +1,252 @@
+"""The heavy components of a knowledge base: model, embedding model, index. Each is loaded when first needed.
+
+The code that runs them is imported with them.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvweave.config import Config
+from kvweave.errors import KnowledgeBaseMismatch
+from kvweave.index.documents import DocumentTable, ListedChunk
+from kvweave.kvstore.keys import digest_chunks, digest_tokens
+from kvweave.once import once
+from kvweave.state.knowledge_base_state import KnowledgeBaseState
+from kvweave.state.metadata import KBMetadata
+
+if TYPE_CHECKING:
+    from kvweave.embedding import TextEncoder
+    from kvweave.index.search import Rerank
+    from kvweave.index.vector_index import VectorIndex
+    from kvweave.kvstore.kv_store import KVStore
+    from kvweave.models.adapter import Adapter
+    from kvweave.models.precision import WeightBits
+    from kvweave.models.prompt import PromptTemplate
+    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.state.resident import ResidentModels
+
+Ids = tuple[int, ...]
+
+
+class Components:
+    """What the settings name, or else what the knowledge base was made with; each is compared with that.
+
+    Args:
+        config: the settings.
+        folder: the knowledge base's; the index is in it.
+        metadata: what the knowledge base was made with.
+        state: its store gets a tier on the model's device.
+        resident: gives the models that are loaded already; None to load those of this knowledge base.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        metadata: KBMetadata,
+        state: KnowledgeBaseState,
+        resident: "ResidentModels | None" = None,
+    ) -> None:
+        self._config = config
+        self._resident = resident
+        self._vectors = folder / "vectors"
+        self._metadata = metadata
+        self._state = state
+
+    @once
+    def model(self) -> "LoadedModel":
+        """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        model = self._resident.model if self._resident is not None else self._load()
+        self._metadata.check_model(model.fingerprint)
+        self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
+        return model
+
+    def _load(self) -> "LoadedModel":
+        from kvweave.models.loading import load_any_model
+
+        wanted = self._metadata.model_settings
+        return load_any_model(
+            wanted.model,
+            dtype=wanted.dtype,
+            weights=wanted.weights,
+            device=wanted.device,
+            home=self._config.home,
+        )
+
+    def load_with(self, bits: "WeightBits") -> "Adapter":
+        """Load the model once more, with these bits per weight; it is the caller's alone.
+
+        Its dtype is that of a knowledge base that is made with these bits, since not every dtype goes with them. Raises as
+        `load_model`.
+        """
+        from kvweave.models.loading import load_any_model
+        from kvweave.models.snapshot_adapter import fused
+
+        wanted = self._metadata.model_settings
+        return fused(load_any_model(wanted.model, weights=bits, device=wanted.device, home=self._config.home))
+
+    @property
+    def loads_recorded_model(self) -> bool:
+        """Whether the model that answers is the one that the knowledge base was made with; loads none to know it."""
+        if self._resident is None:
+            return self._metadata.names_recorded_model
+        return self._metadata.get("model_digest") in (None, self._resident.model.fingerprint.digest)
+
+    @property
+    def adapter(self) -> "Adapter":
+        """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
+        from kvweave.models.snapshot_adapter import fused
+
+        return fused(self.model)
+
+    @once
+    def encoder(self) -> "TextEncoder":
+        """The embedding model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
+        from kvweave.embedding import TextEncoder
+
+        if self._resident is not None:
+            encoder = self._resident.encoder
+        else:
+            encoder = TextEncoder(
+                self._config.embedding.embedding_model or self._metadata.get("embedding_source")
+            )
+        self._metadata.check("embedding", encoder.name)
+        return encoder
+
+    @once
+    def index(self) -> "VectorIndex":
+        """The index. Opening it loads the embedding model only while the vectors' length is not recorded."""
+        from kvweave.index.vector_index import VectorIndex
+
+        recorded = self._metadata.get("dimensions")
+        try:
+            return VectorIndex(
+                self._vectors, int(recorded) if recorded else self.encoder.dimensions, self._rerank
+            )
+        except KnowledgeBaseMismatch:
+            # With no document listed, it is an empty table that was made for another embedding model.
+            if recorded or not self._delete_unlisted_index():
+                raise
+            return VectorIndex(self._vectors, self.encoder.dimensions, self._rerank)
+
+    @once
+    def _rerank(self) -> "Rerank | None":
+        if self._resident is not None:
+            return self._resident.rerank
+        model = self._config.retrieval.reranker
+        if model is None:
+            return None
+        from kvweave.reranking import Reranker
+
+        return Reranker(model).scores
+
+    def request_context(self) -> "RequestContext":
+        """Load everything that a request passes through."""
+
+        self._metadata.check_model(self.model.fingerprint)  # another process may have filled it anew
+        self._metadata.check("embedding", self.encoder.name)
+        return RequestContext(self.model, self._state.documents, self.index, self.encoder, self._state.store)
+
+    def forget(self) -> None:
+        """Drop what was loaded, and an empty index, so that other models may fill the knowledge base."""
+        for part in ("model", "encoder", "index"):
+            self.__dict__.pop(part, None)
+        self._delete_unlisted_index()
+
+    def _delete_unlisted_index(self) -> bool:
+        """Delete the index unless documents are listed, perhaps by another process; return whether it is gone.
+
+        The write lock is held, under which documents are listed: a process that has just written vectors notices
+        before it lists them.
+        """
+        with self._state.database.transaction():
+            if self._state.documents.visible_versions():
+                return False
+            shutil.rmtree(self._vectors, ignore_errors=True)
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The parts that a request passes through."""
+
+    model: "LoadedModel"
+    documents: DocumentTable
+    index: "VectorIndex"
+    encoder: "TextEncoder"
+    store: "KVStore"
+
+    @property
+    def adapter(self) -> "Adapter":
+        """The model; raises UnsupportedModel if stored KV cannot be placed in it."""
+        from kvweave.models.snapshot_adapter import fused
+
+        return fused(self.model)
+
+
+class ListedCorpus:
+    """The chunks of all listed documents, as preparations need them; equal chunks count once, as the first of them.
+
+    The list is read once, when first needed. A chunk whose document another process has removed since has no
+    neighbours.
+    """
+
+    def __init__(
+        self,
+        documents: DocumentTable,
+        index: "VectorIndex",
+        encoder: "TextEncoder",
+        template: "PromptTemplate",
+    ) -> None:
+        self._documents, self._index = documents, index
+        self._encoder, self._template = encoder, template
+
+    @cached_property
+    def _visible(self) -> frozenset[str]:
+        return self._documents.visible_versions()
+
+    @cached_property
+    def _rows(self) -> list[ListedChunk]:
+        return self._documents.all_chunks()
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {row.kv_digest: place for place, row in reversed(list(enumerate(self._rows)))}
+
+    @property
+    def size(self) -> int:
+        """The number of different chunks."""
+        return len(self._places)
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the set of chunks; changes when any comes or goes."""
+        return digest_chunks(self._places)
+
+    def similar(self, chunk: Ids, limit: int) -> list[Ids]:
+        """Return the most similar chunks by the vectors that retrieval uses (FusionRAG §3.1)."""
+        place = self._places.get(digest_tokens(chunk))
+        texts = self._texts([self._rows[place]]) if place is not None else []
+        if not texts:
+            return []
+        vector = self._encoder.encode(texts)[0]
+        found = self._index.nearest(vector, limit + 1, self._visible)  # each text once, its own among them
+        ids = dict.fromkeys(tuple(self._template.chunk_ids(near)) for near in found)
+        return [other for other in ids if other != chunk][:limit]
+
+    def previous(self, chunk: Ids, limit: int) -> list[Ids]:
+        """Return the chunks before it in its document, in order."""
+        place = self._places.get(digest_tokens(chunk))
+        if place is None:
+            return []
+        row = self._rows[place]
+        before = [other for other in self._rows[max(0, place - limit) : place] if other.source == row.source]
+        return [tuple(self._template.chunk_ids(text)) for text in self._texts(before)]
+
+    def _texts(self, rows: Sequence[ListedChunk]) -> list[str]:
+        found = self._index.texts([row.row_id for row in rows])
+        return [found[row.row_id] for row in rows if row.row_id in found]

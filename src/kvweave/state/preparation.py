@@ -1,0 +1,287 @@
+"""How far the chunks of a knowledge base are prepared, and which process works on it. Loads no model.
+
+The commit that lists a document marks that there is something to prepare; so does the commit that removes one, since KV of other
+documents may have been computed after its chunks. The mark goes once everything that fits the store's limit is prepared, so work
+that was interrupted is found again. The process that works holds the lock on `lock`.
+
+The background process prepares everything marked, for any recipe. It also holds the lock on `background_lock`, from its start to its
+end. That file has its id as soon as it is started, before it has loaded its code.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvweave.config import Config
+from kvweave.database import Database
+from kvweave.errors import StoreError
+from kvweave.files import absolute_if_path, is_locked, is_process_alive, try_lock
+from kvweave.state.background_budget import BackgroundBudget
+
+_LOG = logging.getLogger(__name__)
+_SINCE: Final = "prepare_since"
+_REMOVED: Final = "prepare_removed"
+_LEFT: Final = "prepare_left"
+_LEFT_WITHOUT_KV: Final = "prepare_left_without_kv"
+_LEFT_S: Final = "prepare_left_s"
+_MEASURED: Final = "prepare_left_measured"
+_LOCK_TRIES, _LOCK_TRY_S = (
+    5,
+    0.02,
+)  # a command that looks whether a process works holds the lock for an instant
+_RATE: Final = "prepare_rate {} {}"
+PASS: Final = "pass"
+"""The name of the rate of a short pass, for what was never measured itself."""
+
+_EMBEDDING_RATE: Final = "prepare_embedding_rate"
+_STARTING: Final = "starting"
+_START_S: Final = 120.0
+"""A process that has not locked its file by then has failed to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationStatus:
+    """How far the chunks are prepared.
+
+    Attributes:
+        chunks: chunks of all documents.
+        left: chunks for which a vector, KV or something beside it is still to be computed, as far as it fits the store's limit.
+        left_without_kv: those of them that have no KV yet; a question computes them.
+        left_s: estimated seconds of work for the rest.
+        measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
+        process: the id of the process that works on it now, or that was started for it; None if there is none.
+        left_without_vector: chunks that have no vector yet; a question finds them by their words alone.
+    """
+
+    chunks: int
+    left: int
+    left_without_kv: int
+    left_s: float
+    measured: bool
+    process: int | None
+    left_without_vector: int = 0
+
+
+def preparation_way(config: Config) -> str:
+    """Return the settings that say what is prepared of a chunk."""
+    auxiliary = absolute_if_path(config.model.auxiliary)  # the same in any folder
+    return f"{config.recipe} {config.prepare} {config.store.storage} {auxiliary}"
+
+
+def settings_of(way: str) -> dict[str, Any]:
+    """Return the settings that `preparation_way` made a way of."""
+    names = ("recipe", "prepare", "storage", "auxiliary")
+    values = way.split(" ", len(names) - 1)
+    return {name: None if value == "None" else value for name, value in zip(names, values, strict=True)}
+
+
+class Preparation:
+    """What is recorded about the preparation of a knowledge base's chunks, in its `database` and its folder.
+
+    What is marked and left is recorded for each way to prepare them; `way` names the settings' own.
+
+    Attributes:
+        way: see `preparation_way`.
+        lock: the file that the process at work has locked.
+        background_lock: the file that the background process has locked.
+        log: what it writes.
+    """
+
+    def __init__(self, database: Database, facts: BackgroundBudget, folder: Path, way: str) -> None:
+        self._database, self._facts, self.way = database, facts, way
+        self.lock, self.log = folder / "prepare.lock", folder / "prepare.log"
+        self.background_lock = folder / "prepare.background.lock"
+
+    # The mark
+
+    @property
+    def since_s(self) -> float:
+        """When the first document was added that is still to be prepared (seconds since 1970); 0 if there is none."""
+        return self._facts.fact(f"{_SINCE} {self.way}") or 0.0
+
+    def marked(self) -> list[str]:
+        """Return the ways in which something is still to be prepared."""
+        return [way for way, since_s in self._facts.facts(_SINCE).items() if since_s]
+
+    def mark(self) -> None:
+        """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
+        with self._database.transaction():
+            if not self.since_s:
+                self._record(_SINCE, time.time())
+
+    def mark_removed(self) -> None:
+        """Note that a document was removed: a process at work looks once more. Without documents there is nothing to prepare."""
+        with self._database.transaction():
+            self._facts.record_fact(_REMOVED, time.time())
+            if self._database.query("SELECT 1 FROM documents LIMIT 1"):
+                self.mark()
+            else:
+                self.clear()
+
+    def changed_s(self) -> float:
+        """Return when a document was last added or removed (seconds since 1970); 0 if never."""
+        added_s = float(self._database.query("SELECT coalesce(max(added_at), 0) FROM documents")[0][0])
+        return max(added_s, self._facts.fact(_REMOVED) or 0.0)
+
+    def unmark(self, changed_s: float) -> bool:
+        """Note that all is prepared; return False, and do nothing, if the documents have changed since `changed_s`.
+
+        Raises StoreError if that cannot be recorded, as on a full disk.
+        """
+        with self._database.transaction():
+            if self.changed_s() > changed_s:
+                return False
+            self._record_left(0, 0, 0.0, measured=True)
+            self._record(_SINCE, 0.0)
+        return True
+
+    def clear(self) -> None:
+        """Forget what is marked and left, in all ways: there are no documents any more."""
+        for about in (_SINCE, _LEFT, _LEFT_WITHOUT_KV, _LEFT_S, _MEASURED):
+            self._facts.forget_facts(about)
+
+    # What is left
+
+    def status(self) -> PreparationStatus:
+        """Return how far the chunks are prepared in all ways that are marked, as last recorded."""
+        chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
+        without_vector = int(self._database.query("SELECT count(*) FROM chunks_without_vector")[0][0])
+        left, without_kv = (
+            min(chunks, int(max(self._facts.facts(name).values(), default=0)))
+            for name in (_LEFT, _LEFT_WITHOUT_KV)
+        )
+        left_s = sum(self._facts.facts(_LEFT_S).values()) if left else 0.0
+        measured = all(self._facts.facts(_MEASURED).values()) or not left
+        if without_vector:
+            rate = self._facts.fact(_EMBEDDING_RATE)
+            left, measured = max(left, without_vector), measured and rate is not None
+            left_s += without_vector / rate if rate else 0.0
+        process = self.worker()
+        process = self.background() if process is None else process
+        return PreparationStatus(chunks, left, without_kv, left_s, measured, process, without_vector)
+
+    def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+        """Record what is left; see PreparationStatus."""
+        with _if_possible(), self._database.transaction():
+            self._record_left(chunks, without_kv, seconds, measured=measured)
+
+    def chunks_with_kv(self) -> dict[str, int]:
+        """Return how many chunks of each document have prepared KV, by source; documents without any are left out."""
+        if not self._database.query("SELECT 1 FROM sqlite_master WHERE name = 'entries'"):
+            return {}
+        rows = self._database.query(
+            """SELECT source, count(*) FROM document_chunks WHERE EXISTS
+               (SELECT 1 FROM entries WHERE token_digest = kv_digest AND content = 'kv' AND kind NOT LIKE 'observed%')
+               GROUP BY source"""
+        )
+        return dict(rows)
+
+    def rate(self, kind: str, model: str) -> float | None:
+        """Return the measured tokens per second at which a kind of entry is made; None before it was measured."""
+        return self._facts.fact(_RATE.format(kind, model[:16]))
+
+    def unprepared_s(self, chunks: int) -> float | None:
+        """Estimate the seconds that a question takes to compute so many chunks; None before a pass was measured."""
+        rate = max(self._facts.facts(_RATE.format(PASS, "").strip()).values(), default=0.0)
+        ((found, tokens),) = self._database.query(
+            "SELECT coalesce(sum(chunks), 0), coalesce(sum(tokens), 0) FROM documents"
+        )
+        return min(chunks, found) * tokens / found / rate if found and rate else None
+
+    def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
+        """Record it. `model` is the digest of the model."""
+        with _if_possible():
+            self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
+
+    def record_embedding_rate(self, chunks_per_s: float) -> None:
+        """Record at how many chunks per second vectors were made last."""
+        with _if_possible():
+            self._facts.record_fact(_EMBEDDING_RATE, chunks_per_s)
+
+    def _record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+        self._record(_LEFT, chunks)
+        self._record(_LEFT_WITHOUT_KV, without_kv)
+        self._record(_LEFT_S, seconds)
+        self._record(_MEASURED, measured)
+
+    def _record(self, about: str, value: float) -> None:
+        self._facts.record_fact(f"{about} {self.way}", value)
+
+    # Who works
+
+    def worker(self) -> int | None:
+        """Return the id of the process that works on it now, None if there is none; 0 if it has not said which it is."""
+        return self._worker()[0]
+
+    def is_left_to_worker(self) -> bool:
+        """Whether a process works on it now, and prepares chunks as these settings do."""
+        process, way = self._worker()
+        return process is not None and way == self.way
+
+    def _worker(self) -> tuple[int | None, str]:
+        if not is_locked(self.lock):
+            return None, ""
+        with suppress(OSError, ValueError):
+            process, _, way = self.lock.read_text().partition(" ")
+            return int(process), way
+        return 0, ""
+
+    def background(self) -> int | None:
+        """Return the id of the background process, None if there is none; 0 if it has not said which it is."""
+        with suppress(OSError, ValueError):
+            words = self.background_lock.read_text().split()
+            if is_locked(self.background_lock):
+                return int(words[-1]) if words else 0
+            began_s = self.background_lock.stat().st_mtime
+            starts = words[:1] == [_STARTING] and time.time() < began_s + _START_S
+            return int(words[1]) if starts and is_process_alive(int(words[1])) else None
+        return None
+
+    def note_start(self, process: int) -> None:
+        """Note that a background process was started; without effect if it has its lock by now."""
+        with suppress(OSError), try_lock(self.background_lock) as free:
+            if free:
+                self.background_lock.write_text(f"{_STARTING} {process}")
+
+    def in_background(self) -> AbstractContextManager[bool]:
+        """Be the only background process until the context ends; yield False at once if there is another."""
+        return _alone(self.background_lock, str(os.getpid()))
+
+    def working(self) -> AbstractContextManager[bool]:
+        """Be the only process at work until the context ends; yield False at once if another one is."""
+        return _alone(self.lock, f"{os.getpid()} {self.way}")
+
+
+@contextmanager
+def _alone(lock: Path, text: str) -> Iterator[bool]:
+    """Hold a lock whose file says who does; yield False at once if another process holds it."""
+    with ExitStack() as held:
+        alone = False
+        for _ in range(_LOCK_TRIES):
+            try:
+                alone = held.enter_context(try_lock(lock))
+            except OSError as error:  # a file system without locks: others may work too
+                _LOG.debug("%s cannot be locked: %s", lock, error)
+                alone = True
+            if alone:
+                break
+            held.pop_all().close()
+            time.sleep(_LOCK_TRY_S)
+        if alone:
+            with suppress(OSError):  # a full disk
+                lock.write_text(text)
+        yield alone
+
+
+@contextmanager
+def _if_possible() -> Iterator[None]:
+    """Leave out what cannot be recorded, as on a full disk: only what is shown of the work is wrong then."""
+    try:
+        yield
+    except StoreError as error:
+        _LOG.debug("not recorded: %s", error)

@@ -1,0 +1,94 @@
+"""The models that one process keeps loaded for all its knowledge bases."""
+
+from typing import TYPE_CHECKING
+
+from kvweave.config import Config
+from kvweave.once import once
+from kvweave.state.active_requests import ProcessActivity
+
+if TYPE_CHECKING:
+    from kvweave.embedding import TextEncoder
+    from kvweave.index.search import Rerank
+    from kvweave.models.batcher import PassBatcher
+    from kvweave.models.snapshot_adapter import LoadedModel
+
+
+class ResidentModels:
+    """One model and one embedding model, loaded once, for all knowledge bases that are opened with them.
+
+    Args:
+        config: the settings; they name the models.
+        share_kv: keep one copy in memory of the stored KV that concurrent requests use.
+        async_kv: load stored KV while other requests compute.
+
+    Attributes:
+        activity: the running requests of the process: background work of every knowledge base yields to all of them.
+        batcher: packs the passes of concurrent requests; None before the model is loaded, and for a model that is run plainly.
+    """
+
+    def __init__(self, config: Config, *, share_kv: bool = True, async_kv: bool = True) -> None:
+        self.config = config
+        self.activity = ProcessActivity()
+        self.batcher: PassBatcher | None = None
+        self._share_kv, self._async_kv = share_kv, async_kv
+
+    @once
+    def model(self) -> "LoadedModel":
+        """The model; loaded by the first access. Raises as `load_any_model` does."""
+        from kvweave.models.adapter import Adapter
+        from kvweave.models.loading import load_any_model
+
+        wanted = self.config.model
+        model = load_any_model(
+            wanted.model,
+            dtype=wanted.dtype,
+            weights=wanted.weights,
+            device=wanted.device,
+            home=self.config.home,
+        )
+        if isinstance(model, Adapter):
+            self.batcher = model.serve_many(share=self._share_kv, load_ahead=self._async_kv)
+        return model
+
+    @once
+    def encoder(self) -> "TextEncoder":
+        """The embedding model; it loads with the first text or by `load`."""
+        from kvweave.embedding import TextEncoder
+
+        return TextEncoder(self.config.embedding.embedding_model)
+
+    @once
+    def rerank(self) -> "Rerank | None":
+        """Scores texts for a question, if the settings name a model that does; it loads with the first question."""
+        if self.config.retrieval.reranker is None:
+            return None
+        from kvweave.reranking import Reranker
+
+        return Reranker(self.config.retrieval.reranker).scores
+
+    def load(self) -> None:
+        """Load both, and what code a first request would import. Raises ModelNotFound, UnsupportedModel, …."""
+        self.model  # noqa: B018
+        self.encoder.load()
+
+    def full_prefill_s(self, prompt_tokens: int) -> float | None:
+        """Estimate the seconds that computing a whole prompt takes, from the latest passes; None before there were any.
+
+        It leaves out that attention takes longer the longer the prompt is.
+        """
+        rate = None if self.batcher is None else self.batcher.prompt_rows_per_s
+        return None if rate is None else prompt_tokens / rate
+
+    @property
+    def shared_bytes(self) -> int:
+        """The memory of the stored KV that running requests share."""
+        spans = None if self.batcher is None else getattr(self.model, "spans", None)
+        return 0 if spans is None else int(spans.bytes)
+
+    def close(self) -> None:
+        """End the thread that runs packed passes; requests have to have ended."""
+        from kvweave.models.snapshot_adapter import fused
+
+        if self.batcher is not None:
+            self.batcher = None
+            fused(self.model).serve_alone()

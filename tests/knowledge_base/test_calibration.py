@@ -1,0 +1,316 @@
+"""Calibration of a knowledge base: what it chooses, what that changes, and how long it holds."""
+
+import pytest
+import tiny_kb
+
+from kvweave.background import budget_trials, calibration, jobs
+from kvweave.background.budget_trials import BudgetTrials
+from kvweave.background.calibration import Calibrator
+from kvweave.background.prediction import QuestionPredictor
+from kvweave.errors import InvalidRequest, StoreFull
+from kvweave.files import try_lock
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.recipes.candidates import candidates
+from kvweave.recipes.methods import recipe_named
+from kvweave.state import calibration_results as verdicts
+from kvweave.state.calibration_results import Measured, Trial, allowed_losses, chosen, interval, summarised
+from kvweave.state.components import Components
+from kvweave.types import Prompt
+
+ANYTHING = {"calibrate_first_tokens": 0.0, "calibrate_answers": 0.0}
+CHEAPEST = "isolated-int4+reuse"
+QUESTIONS = [f"Where is the {river * 5} river of note {n}?" for n in range(7) for river in "xyz"][:20]
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Four questions are enough for a verdict, and two budgets are tried."""
+    made = budget_trials.candidates
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: made(*given)[:2])
+    monkeypatch.setattr(calibration, "MIN_QUESTIONS", 4)
+    return QUESTIONS[:4]
+
+
+@pytest.fixture
+def open_kb(tiny, tmp_path):
+    """Opens one knowledge base of the tiny model with three documents; closes what it has opened."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(tiny_kb.text(number, parts=1))
+    opened = []
+
+    def make(**settings):
+        given = {"recipe": "auto", "max_new_tokens": 3, "idle_power": "any", **settings}
+        opened.append(tiny_kb.open_tiny(tmp_path / "home", **given))
+        return opened[-1]
+
+    make(recipe="prefix").add(folder)  # prepares nothing
+    yield make
+    for base in opened:
+        base.close()
+
+
+# The rule
+
+
+def test_intervals_are_wilsons():
+    assert interval(20, 20) == pytest.approx((0.8389, 1.0), abs=1e-4)
+    assert interval(49, 50) == pytest.approx((0.8950, 0.9965), abs=1e-4)
+    assert interval(0, 0) == (0.0, 1.0)
+
+
+def test_twenty_questions_may_lose_none_and_fifty_one():
+    assert [allowed_losses(n, 0.98) for n in (20, 49, 50, 100)] == [0, 0, 1, 2]
+    kept, lost = Measured(True, True, 0.5, 9.0), Measured(True, False, 0.5, 9.0)
+    assert summarised("weave", 0.1, 4, [kept] * 19 + [lost], (0, 0)).keeps is False
+    assert summarised("weave", 0.1, 4, [kept] * 49 + [lost], (1, 1)).keeps is True
+    assert summarised("weave", 0.1, 4, [kept] * 48 + [lost] * 2, (1, 1)).keeps is False
+
+
+def test_the_cheapest_by_passes_then_bytes_then_offline_passes_is_chosen():
+    def trial(name, passes, bytes_per_token, offline, keeps=True):
+        return Trial(name, 0.1, 20, 20, 20, (0, 1), (0, 1), passes, bytes_per_token, offline, keeps)
+
+    lossy, slow = trial("lossy", 0.1, 1, 1, keeps=False), trial("slow", 0.3, 1, 1)
+    large, small, long = (
+        trial("large", 0.204, 9, 1),
+        trial("small", 0.196, 5, 2),
+        trial("long", 0.196, 5, 3),
+    )
+    assert chosen([lossy, slow, large, long, small]) is small
+    assert chosen([lossy, slow]) is slow
+    assert chosen([lossy]) is None
+
+
+# Calibrating
+
+
+def test_it_chooses_what_keeps_the_answers_and_measures_every_question_that_counts(open_kb, monkeypatch):
+    monkeypatch.setattr(calibration, "MIN_QUESTIONS", 6)
+    base = open_kb()
+    verdict = base.calibrate(QUESTIONS[:6])
+    assert (verdict.given, verdict.asked, verdict.predicted) == (6, 0, 0)
+    assert verdict.seconds > 0
+    assert verdict.passes > 1
+    best = chosen(verdict.trials)
+    assert (verdict.recipe, verdict.budget) == ("prefix", 0) if best is None else (best.recipe, best.budget)
+    for trial in verdict.trials:
+        assert trial.keeps is (trial.first_tokens == trial.answers == trial.questions)
+        assert trial.questions == 6 or not trial.keeps
+        for question in QUESTIONS[:2] if trial.keeps else ():
+            ratio = None if trial.budget == 0 else trial.budget
+            reply = base.ask(question, recipe=trial.recipe, ratio=ratio, cache="off")
+            assert reply.text == base.ask(question, recipe="full", cache="off").text
+    assert not (base.folder / "calibration").exists()
+
+
+def test_a_choice_is_used_prepared_told_and_shared(open_kb, few, tmp_path):
+    base = open_kb(**ANYTHING)
+    before = base.ask(QUESTIONS[0])
+    assert before.plan.recipe == "weave"
+    assert before.plan.auto == "weave, since it was not calibrated; run `kvweave calibrate`"
+    assert base.calibrate(few).recipe == CHEAPEST
+    after = base.ask(QUESTIONS[0])
+    assert after.plan.cache_hit is None  # the answer of another recipe is another answer
+    assert after.plan.recipe == CHEAPEST
+    assert {span.origin for span in after.plan.spans if span.kind == "chunk"} <= {"exact", "reused"}
+    assert after.plan.auto.startswith(f"{CHEAPEST}, since 2")
+    assert "of 4 questions it keeps" in after.plan.auto
+    assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
+    assert base.ask(QUESTIONS[0], recipe=CHEAPEST).plan.cache_hit is not None
+    assert base.missing_kv() == 0
+
+    # A budget and a preparation of one's own, and another recipe
+    plan = base.ask(QUESTIONS[0], ratio=0.2, cache="off").plan
+    assert (plan.recipe, plan.ratio) == ("woven-int4+weave", 0.2)  # on KV as it is stored
+    assert (
+        base.ask(QUESTIONS[0], recipe="auto", prepare="similar", cache="off").plan.recipe == "similar+weave"
+    )
+    assert base.ask(QUESTIONS[0], recipe="reuse", cache="off").plan.auto == ""
+
+    # Other processes, and other settings
+    assert open_kb(**ANYTHING).calibration().verdict.recipe == CHEAPEST
+    other = open_kb(**ANYTHING, top_k=2).calibration()
+    assert other.verdict is None
+    assert "the latest verdict is for top_k 3, not 2" in other.told
+
+    new = tmp_path / "new.txt"
+    new.write_text("Another note, of one part.")
+    assert base.add(new).chunk_kv_computed == 1
+    kinds = [each.kind for each in base.store.versions(base.adapter.fingerprint, [_ids(base, new)])[0]]
+    assert kinds == ["isolated-int4"]
+
+
+def _ids(base, path):
+    return tuple(base.adapter.template.chunk_ids(path.read_text()))
+
+
+def test_a_ratio_of_the_choice_is_part_of_the_answers_settings(open_kb, few, monkeypatch):
+    (budget,) = (each for each in candidates(None, "auto", None) if each.key == "weave 0.05")
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: [budget])
+    base = open_kb(**ANYTHING)
+    verdict = base.calibrate(few)
+    assert (verdict.recipe, verdict.ratio, verdict.budget) == ("weave", 0.05, 0.05)
+    assert base.ask(QUESTIONS[0]).plan.ratio == 0.05
+    assert base.ask(QUESTIONS[0], recipe="weave", ratio=0.05).plan.cache_hit is not None
+    assert base.ask(QUESTIONS[0], recipe="weave").plan.cache_hit is None
+    assert base.ask(QUESTIONS[0], coverage=0.5, cache="off").plan.coverage == 0.5
+
+
+def test_where_nothing_keeps_enough_it_is_prefix(open_kb, few, monkeypatch):
+    monkeypatch.setattr(
+        BudgetTrials, "_compare", lambda self, context, candidate, *rest: Measured(True, False, 0.1, 1.0)
+    )
+    base = open_kb()
+    verdict = base.calibrate(few)
+    assert (verdict.recipe, verdict.ratio) == ("prefix", None)
+    assert {trial.questions for trial in verdict.trials} == {1}  # what has lost is not tried further
+    assert "no cheaper recipe keeps 98%" in verdict.told
+    assert base.ask(QUESTIONS[0]).plan.recipe == "prefix"
+
+
+def test_too_few_questions_are_refused(open_kb):
+    with pytest.raises(InvalidRequest, match="19 questions are given, and a verdict needs 20"):
+        open_kb().calibrate(QUESTIONS[:19])
+
+
+def test_an_interrupted_calibration_continues(open_kb, few, monkeypatch):
+    base, measured, measure = open_kb(**ANYTHING), [], Calibrator._measure
+
+    def interrupted(self, question, *rest):
+        if len(measured) == 2:
+            measured.append("interrupt")
+            raise KeyboardInterrupt
+        measured.append(question)
+        measure(self, question, *rest)
+
+    monkeypatch.setattr(Calibrator, "_measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        base.calibrate(few)
+    assert base.calibration().verdict is None
+    assert base.calibrate(few).questions == 4
+    assert measured == [*few[:2], "interrupt", *few[2:]]
+
+
+def test_two_at_once_are_refused(open_kb, few):
+    base = open_kb()
+    with (
+        try_lock(base.folder / "idle.lock"),
+        pytest.raises(InvalidRequest, match="another process calibrates"),
+    ):
+        base.calibrate(few)
+
+
+def test_a_disk_without_room_for_a_trial_measures_nothing(open_kb, few, monkeypatch):
+    base = open_kb(**ANYTHING)
+    monkeypatch.setattr(ChunkStore, "put", lambda *given, **named: False)
+    with pytest.raises(StoreFull, match="calibration measures nothing"):
+        base.calibrate(few)
+    assert not base._state.verdicts.measured(base._auto.conditions())
+    assert base.calibration().verdict is None
+
+
+# How long a verdict holds
+
+
+def test_it_holds_whatever_least_shares_are_set(open_kb, few):
+    open_kb(**ANYTHING).calibrate(few)
+    base = open_kb()
+    assert base.calibration().verdict.recipe == CHEAPEST
+    assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
+
+
+def test_an_open_conversation_keeps_answers_under_its_own_recipe(open_kb, few):
+    base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
+    with base.conversation() as talk:
+        opened = talk.settings.answer_settings
+        base.calibrate(few)
+        assert "".join(base.send(talk, QUESTIONS[0]))
+    assert base.answers.most_used() == [(QUESTIONS[0], opened)]
+
+
+def test_documents_are_listed_under_another_instruction(open_kb):
+    base = open_kb(system="Answer in Latin.")
+    assert base.documents()
+    found = base.calibration()
+    assert found.verdict is None
+    assert "was made with" in found.told
+
+
+def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_changed(
+    open_kb, few, tmp_path, monkeypatch
+):
+    base = open_kb(**ANYTHING)
+    base.calibrate(few)
+    new = tmp_path / "new.txt"
+    new.write_text("Another note, of one part.")
+    base.add(new)
+    found = base.calibration()
+    assert found.verdict.recipe == CHEAPEST
+    assert found.note == "14% of the chunks have changed since"
+    assert not found.due
+    base.remove(tmp_path / "notes" / "0.txt")
+    found = base.calibration()
+    assert found.verdict.recipe == CHEAPEST
+    assert found.note == "43% of the chunks have changed since; run `kvweave calibrate`"
+    assert found.due
+    assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
+    monkeypatch.setattr("kvweave.state.calibration_results.__version__", "99")
+    assert "for kvweave" in base.calibration().note
+    base.remove_all()
+    assert "not calibrated" in base.calibration().note
+
+
+def test_changed_documents_void_what_is_measured(open_kb, tmp_path):
+    base = open_kb(recipe="prefix")
+    table, conditions = base._state.verdicts, base._auto.conditions()
+    table.add_measured(conditions, "When?", verdicts.MeasuredQuestion({}, 1.0, 1.0))
+    assert table.measured(conditions)
+    left = base.folder / "calibration"  # by a killed process
+    left.mkdir()
+    base.remove(tmp_path / "notes" / "0.txt")
+    assert not table.measured(conditions)
+    assert not left.exists()
+
+
+# At idle time
+
+
+def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monkeypatch):
+    monkeypatch.setattr(QuestionPredictor, "reply", lambda *given, **named: "")
+    monkeypatch.setattr(
+        jobs, "_fault", lambda *given: None
+    )  # the tiny model's answers are not in the documents
+    monkeypatch.delattr(Components, "load_with")  # idle time tries no other weights
+    base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
+    vector = base.encoder.encode(["x"])[0]
+    for question in few[:3]:
+        base.ask(question)
+    assert "calibration" not in base.idle().jobs
+    base.predictions.predicted.add(few[3], "knowledge", [])
+    base.answers.add_predicted(few[3], vector, base._settings.answer_settings())
+    report = base.idle()
+    assert report.jobs["calibration"] == 6  # four questions, one batch of chunks, the verdict
+    verdict = base.calibration().verdict
+    assert (verdict.recipe, verdict.asked, verdict.predicted) == (CHEAPEST, 3, 1)
+    assert verdict.weights is None
+    assert report.jobs["answers"] == 3
+    for question in (few[0], few[3]):  # asked and predicted: computed ahead by the recipe that now answers
+        assert base.ask(question).plan.cache_hit is not None
+    assert "calibration" not in base.idle().jobs
+    assert not (base.folder / "calibration").exists()
+
+
+# The name
+
+
+def test_auto_is_a_name_wherever_a_recipe_is_taken(tiny):
+    import kvweave
+    from kvweave.kvstore.memory_store import MemoryStore
+    from kvweave.testing import tiny_adapter
+
+    assert recipe_named("auto").name == "weave"
+    assert recipe_named("similar+auto").name == "similar+weave"
+    prompt = Prompt("Where?", ("A river is here.", "Another one is there."))
+    assert kvweave.prefill(tiny_adapter(), MemoryStore(), prompt, recipe="auto").plan.recipe == "weave"
