@@ -24,14 +24,8 @@ from experiment import argument_parser, command_of, environment, median_and_rang
 from kvweave.models.loading import parse_device, parse_dtype
 from kvweave.models.shapes import shape_config
 from kvweave.ops.attention import AttentionInput, KVRows, RowAttention
-from kvweave.ops.row_attention import (
-    BlockedAttention,
-    SplitAttention,
-    additive_mask,
-    can_split,
-    has_triton,
-    row_attention,
-)
+from kvweave.ops.blocked_attention import BlockedAttention, SplitAttention, additive_mask, can_split
+from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
 
 ALL, MASK = "all rows", "a mask"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvweave.models.attention import RowPlan
-from kvweave.models.packed import PassRows
 from kvweave.models.pass_schedule import LEAST_PIECE, PassSchedule, WaitingPass
+from kvweave.models.runner import PassRows
 
 
 def rows(count, *, reply=False, in_pieces=True):

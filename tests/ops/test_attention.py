@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops import row_attention
+from kvweave.ops import blocked_attention
 from kvweave.ops.attention import AttentionInput, KVRows, attend_reference, merge_spans
-from kvweave.ops.row_attention import RowBlocks, attend_rows
+from kvweave.ops.blocked_attention import RowBlocks, attend_rows
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
@@ -89,7 +89,7 @@ def test_large_passes_are_cut_and_hold_no_large_masks(monkeypatch: pytest.Monkey
     assert max(b.end - b.start for b in rows.blocks) <= 512
     assert [b.start for b in rows.blocks[1:]] == [b.end for b in rows.blocks[:-1]]
     assert rows.mask(rows.blocks[0]) is rows.mask(rows.blocks[0])
-    monkeypatch.setattr(row_attention, "MAX_KEPT_MASKS", 1000)
+    monkeypatch.setattr(blocked_attention, "MAX_KEPT_MASKS", 1000)
     large = RowBlocks(torch.arange(1000, 5000), window=None, dtype=torch.float32)
     first, again = large.mask(large.blocks[0]), large.mask(large.blocks[0])
     assert first is not again
@@ -107,7 +107,7 @@ def test_adjacent_rows_are_one_block() -> None:
     given = AttentionInput((), stored, torch.empty(0, dtype=torch.long))
     for positions, count in (
         (torch.arange(660, 700), 1),
-        (torch.arange(20, 700, 17), row_attention.MIN_BLOCKS),
+        (torch.arange(20, 700, 17), blocked_attention.MIN_BLOCKS),
     ):
         query = torch.randn(1, HEADS, positions.numel(), WIDTH, generator=generator)
         for window in (None, 690):
@@ -118,5 +118,5 @@ def test_adjacent_rows_are_one_block() -> None:
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     assert (
         len(RowBlocks(torch.arange(660, 700), window=100, dtype=query.dtype).blocks)
-        == row_attention.MIN_BLOCKS
+        == blocked_attention.MIN_BLOCKS
     )

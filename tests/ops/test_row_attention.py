@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvweave.ops import row_attention as split_attention
+from kvweave.ops import blocked_attention
 from kvweave.ops.attention import AttentionInput, KVRows, ReferenceAttention, RowAttention, attend_reference
+from kvweave.ops.blocked_attention import BlockedAttention, SplitAttention
 from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
-from kvweave.ops.row_attention import BlockedAttention, SplitAttention, has_triton, row_attention
+from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.span_attention import SpanAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -216,8 +217,8 @@ def test_pages_of_stale_rows_only_are_left_out() -> None:
 def two_rows_to_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make blocks of two rows, or three at the end; three heads share keys."""
     for name, queries in (("LARGE", 6), ("LARGE_STEP", 1), ("SMALL", 6), ("SMALL_STEP", 1)):
-        monkeypatch.setattr(split_attention, name, queries)
-    monkeypatch.setattr(split_attention.torch, "get_num_threads", lambda: 1)
+        monkeypatch.setattr(blocked_attention, name, queries)
+    monkeypatch.setattr(blocked_attention.torch, "get_num_threads", lambda: 1)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +240,12 @@ def test_keys_that_all_rows_of_a_block_see_need_no_mask(window: int | None, unma
 @pytest.mark.usefixtures("two_rows_to_a_block")
 def test_very_large_masks_are_made_again_for_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     case, made = three_chunks(0), []
-    make = split_attention._Blocks._make_mask
+    make = blocked_attention._Blocks._make_mask
     monkeypatch.setattr(
-        split_attention._Blocks, "_make_mask", lambda self, block: made.append(block) or make(self, block)
+        blocked_attention._Blocks, "_make_mask", lambda self, block: made.append(block) or make(self, block)
     )
-    for kept, times in ((split_attention.MAX_KEPT_MASKS, 1), (0, 2)):
-        monkeypatch.setattr(split_attention, "MAX_KEPT_MASKS", kept)
+    for kept, times in ((blocked_attention.MAX_KEPT_MASKS, 1), (0, 2)):
+        monkeypatch.setattr(blocked_attention, "MAX_KEPT_MASKS", kept)
         attention = SplitAttention(case.rows, torch.float32)
         first, second = (attention.attend(case.query, case.given, scaling=0.3) for _ in range(2))
         assert torch.equal(first, second)

@@ -100,7 +100,7 @@ def test_five_functions_lead_from_run_to_the_model(recipe, adapter, store, promp
     assert stacks[-1] == [
         "run",
         "SelectedRows.run",
-        "Passes.compute",
+        "Adapter.compute",
         "ModelRunner.run",
     ]
 

@@ -18,8 +18,9 @@ from kvweave.errors import UnsupportedModel
 from kvweave.models.hooks import AttentionHook, LayerQueries
 from kvweave.models.rotary import RotationRecorder
 from kvweave.ops.attention import AttentionInput, KVRows, RowAttention
+from kvweave.ops.blocked_attention import attend_softcap
 from kvweave.ops.grouped_attention import ContextGroup, attend_grouped
-from kvweave.ops.row_attention import attend_softcap, row_attention
+from kvweave.ops.row_attention import row_attention
 
 ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"

@@ -6,9 +6,9 @@ that reads the spans in place; the others attend one after another. What goes wr
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,45 +17,15 @@ from transformers.cache_utils import Cache
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.hooks import StopForward, UpdateHook
+from kvweave.models.hooks import StopForward
 from kvweave.models.rotary import GivenKeys, RotationRecorder, rope_regime
+from kvweave.models.runner import ModelRunner, PassRows
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.ops.attention import RowAttention
 from kvweave.ops.row_attention import row_attention
 
-if TYPE_CHECKING:
-    from kvweave.models.passes import ModelRunner
 
-
-@dataclass(frozen=True, slots=True)
-class PassRows:
-    """One request's rows in a pass.
-
-    Attributes:
-        kv_cache: what the rows attend to, and where their K,V go.
-        ids, positions: token ids and rotary positions (T,).
-        plan: how they attend.
-        keep: the number of rows, from the end, whose logits are made.
-        appends: whether they follow what the cache holds; otherwise they are prompt rows.
-        hook: sees what every layer is about to replace.
-    """
-
-    kv_cache: FusedCache
-    ids: Tensor
-    positions: Tensor
-    plan: RowPlan
-    keep: int = 1
-    appends: bool = False
-    hook: UpdateHook | None = None
-
-    def some(self, plan: RowPlan, keep: int = 1) -> "PassRows":
-        """Return the rows of `plan` alone, a subset."""
-        places = torch.searchsorted(self.plan.rows, plan.rows)
-        ids, positions = self.ids[places], self.positions[places]
-        return replace(self, ids=ids, positions=positions, plan=plan, keep=keep)
-
-
-def run_packed(runner: "ModelRunner", requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def run_packed(runner: ModelRunner, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
     """Return every request's logits (keep, vocab), or the error that ended its part of the pass.
 
     One call of the model for each set of rotary frequencies that the requests need. Raises InvalidRequest if a cache appears
@@ -74,7 +44,7 @@ def run_packed(runner: "ModelRunner", requests: Sequence[PassRows]) -> list[Tens
     return [results[number] for number in range(len(requests))]
 
 
-def _run_together(runner: "ModelRunner", requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def _run_together(runner: ModelRunner, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
     with ExitStack() as stack:
         for request in requests:
             if not request.appends:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvweave.models.packed import PassRows
+from kvweave.models.runner import PassRows
 
 PASS_S: Final = 0.5
 """Seconds that a pass with pieces of prompts should take: so long they delay a token. Where the weights alone take longer to

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
 from kvweave.ops.attention import AttentionInput, KVRows, split_packed, with_contiguous_rows
-from kvweave.ops.row_attention import SplitAttention, additive_mask, fused_attention
+from kvweave.ops.blocked_attention import SplitAttention, additive_mask, fused_attention
 
 FEW_ROWS: Final = 64
 """Requests with more rows read merged spans."""

@@ -28,7 +28,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import ATTENTION_NAME, ROWS_KEYWORD, AttentionCall, RowPlan
 from kvweave.models.forward import decoder_layers
 from kvweave.models.hooks import LayerQueries
-from kvweave.ops.row_attention import additive_mask
+from kvweave.ops.blocked_attention import additive_mask
 from kvweave.recipes.attend import Causal
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave_lab.bench.measurement import elapsed_s, read_files
