@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _MOST: Final = 2**31  # seconds beyond this are typing errors, and overflow elsewhere
 
 
@@ -51,6 +52,11 @@ class ServerConfig:
     share_kv: bool = True
     idle_work: bool = True
     vllm_metrics: bool = False
+
+
+def split(text: str | None) -> tuple[str, ...]:
+    """Return what a setting lists, separated by commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def server_bounds(server: ServerConfig) -> Iterator[tuple[bool, str]]:

@@ -9,8 +9,8 @@ import httpx
 
 from kvweave.config import read_config
 from kvweave.samples import CHUNK_TOKENS, TOP_K
-from kvweave.server.process.binding import tenants_of
 from kvweave.server.process.lifecycle import Running
+from kvweave.server.serving.tenants import tenants_of
 
 
 class TestedServer:

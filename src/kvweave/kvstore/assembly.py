@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreError
-from kvweave.kvstore import orphans
 from kvweave.kvstore.capacity import Capacity, check_limit
 from kvweave.kvstore.catalog import Catalog, UsageCounters
 from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.shared_catalog import SharedCatalog
+from kvweave.kvstore.tiers import orphans
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 from kvweave.kvstore.tiers.disk import DiskTier, EntryFiles
 from kvweave.kvstore.tiers.leases import Pins

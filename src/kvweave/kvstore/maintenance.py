@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreTooNew
-from kvweave.kvstore import orphans
 from kvweave.kvstore.assembly import StoreComponents
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.reports import TIERS, StoreStats, TierName, TierTotals, VerifyReport
+from kvweave.kvstore.tiers import orphans
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.memory import DeviceTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier

@@ -1,4 +1,4 @@
-"""The application: its routes, and what every request passes through before it reaches one."""
+"""The application: its routes, its page, and in which order a request passes through the middleware."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -8,20 +8,22 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvweave.server import errors, operations
 from kvweave.server.bases import conversations, upload_route
 from kvweave.server.bases import routes as knowledge_bases
-from kvweave.server.errors import RETRY_S, ApiError
+from kvweave.server.middleware import (
+    ID_HEADER,
+    Access,
+    BodyLimits,
+    KnowledgeBasePaths,
+    Readiness,
+    RequestLog,
+)
 from kvweave.server.openai import chat, completions, embeddings, responses
-from kvweave.server.openai.kb_paths import KnowledgeBasePaths
 from kvweave.server.openai.replies import CACHE_HEADER
-from kvweave.server.process.binding import split
-from kvweave.server.process.limits import BodyLimits
-from kvweave.server.process.request_log import ID_HEADER, RequestLog
-from kvweave.server.process.security import Access
 from kvweave.server.services import Services
+from kvweave.server_config import split
 from kvweave.version import __version__
 
 ROUTERS: Final = tuple(
@@ -51,7 +53,7 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     # The last one added is the first that a request passes through.
     app.add_middleware(BodyLimits, server=services.config.server, is_upload=_is_upload)
-    app.add_middleware(_Readiness, services=services)
+    app.add_middleware(Readiness, services=services)
     app.add_middleware(Access, services=services)
     if origins := split(services.config.server.cors_origins):
         app.add_middleware(
@@ -98,32 +100,3 @@ def _mount_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
-
-
-_WITHOUT_MODEL: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
-"""Paths that need no model, beside the page's files."""
-
-
-class _Readiness:
-    """ASGI middleware: answers 503 before the model is loaded, and once the server is ending."""
-
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app, self._services = app, services
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        reason = None if scope["type"] != "http" or _needs_no_model(scope["path"]) else self._reason()
-        if reason is None:
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
-        await error.response()(scope, receive, send)
-
-    def _reason(self) -> str | None:
-        if self._services.draining:
-            return "the server is ending"
-        return None if self._services.serving.ready else "the model is being loaded"
-
-
-def _needs_no_model(path: str) -> bool:
-    return path in _WITHOUT_MODEL or path.startswith("/static/")

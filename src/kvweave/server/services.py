@@ -5,17 +5,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 from time import perf_counter, time
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from kvweave.config import Config
-from kvweave.results import AnswerCacheUse
+from kvweave.results import AnswerCacheUse, Piece, Prefill
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
-from kvweave.server.openai.kb_paths import with_kb
-from kvweave.server.openai.replies import CacheUsed, ChoiceEvent, cache_used
 from kvweave.server.running import Emit, RequestQueue, RunningRequest, together
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.server.serving.serving import Serving, Tenant
@@ -28,6 +26,26 @@ CHOICES_AT_ONCE: Final = 4
 """Answers of one request (`n`) that are generated at once."""
 _PAST_QUESTIONS: Final = 500
 _PAST_BASES: Final = 1000
+
+
+CacheUsed = Literal["answer", "kv", "miss"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """An event of one of the answers that a request asks for."""
+
+    index: int
+    event: Prefill | Piece | Finished
+
+
+def cache_used(event: Any) -> CacheUsed | None:
+    """Return what an event tells about where the answer came from; None if nothing yet."""
+    if isinstance(event, Finished):
+        return event.cache
+    if isinstance(event, Prefill) and event.cached_tokens:
+        return "kv"
+    return "miss" if isinstance(event, Prefill) and 0 < event.total_tokens == event.done_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +188,7 @@ async def start(
 
     `explain` makes the explanation of each answer in its thread, so that it costs the event loop nothing.
     """
-    parts, of, wanted = services(request), tenant(request), tuple(with_kb(request, each) for each in asked)
+    parts, of, wanted = services(request), tenant(request), tuple(_with_kb(request, each) for each in asked)
     if any(each.text is None and all(role == "system" for role, _ in each.messages) for each in wanted):
         raise ApiError(
             400, "no message is a user's; send one at least", code="invalid_value", param="messages"
@@ -199,6 +217,14 @@ async def start(
         together(generate, others, CHOICES_AT_ONCE, cancelled)
 
     return await parts.questions.start(work)
+
+
+def _with_kb(request: Request, asked: CompletionRequest) -> CompletionRequest:
+    """Return what is asked of the knowledge base in the URL, unless the request says what it is asked of."""
+    name = request.scope.get("kvweave.kb")
+    if name is None or asked.kb is not None or asked.documents or asked.text is not None:
+        return asked
+    return replace(asked, kb=name)
 
 
 def _explained(finished: Finished) -> Finished:

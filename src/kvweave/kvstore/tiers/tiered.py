@@ -18,13 +18,13 @@ from kvweave.kvstore.catalog import Catalog
 from kvweave.kvstore.eviction import after_retrievals, eviction_score
 from kvweave.kvstore.format import Content, ParsedEntry, check_entry, verify_content
 from kvweave.kvstore.keys import EntryKey
-from kvweave.kvstore.orphans import relist
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.fetching import Fetcher
 from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
+from kvweave.kvstore.tiers.orphans import relist
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier
 from kvweave.kvstore.tiers.tier import ListedEntry, LocalTier

@@ -18,8 +18,7 @@ from kvweave.server.errors import ApiError
 from kvweave.server.events import collect, error_event, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
-from kvweave.server.openai.replies import ChoiceEvent
-from kvweave.server.services import cache_use, in_thread, services, start, tenant
+from kvweave.server.services import ChoiceEvent, cache_use, in_thread, services, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.server.sources import UPLOADS_FOLDER, shown
 from kvweave.types import Message

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
 from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
+from kvweave.server.errors import ApiError
 from kvweave.server.events import DONE, collect, error_event, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
@@ -25,9 +26,7 @@ from kvweave.server.openai.fields import (
     sampling,
     stop_texts,
 )
-from kvweave.server.openai.kb_paths import check_tools
-from kvweave.server.openai.replies import ChoiceEvent
-from kvweave.server.services import cache_use, check_model, services, start
+from kvweave.server.services import ChoiceEvent, cache_use, check_model, services, start
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
 
@@ -127,7 +126,7 @@ async def chat_completions(request: Request, fields: ChatFields) -> Response:
     """Answer with the next message of a conversation."""
     check_model(request, fields.model)
     if fields.tools:
-        check_tools(request)
+        _check_tools(request)
     parts = services(request)
     wanted = fields.requests(parts.config.generation, cache_use(request))
     head = {"model": parts.model_name, "created": replies.now_s()}
@@ -221,3 +220,17 @@ class ChatStream:
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         unknown = {"usage": None} if self._fields.wants_usage else {}
         return sse({**self._head, "choices": choices, **unknown, **more})
+
+
+def _check_tools(request: Request) -> None:
+    """Refuse a request with tools, unless its URL names a knowledge base: there the answer comes from the documents.
+
+    Programs such as Open WebUI offer their tools with every question. The model never sees them, so it calls none, which a client
+    that leaves the choice to the model has to expect.
+
+    Raises ApiError.
+    """
+    if request.scope.get("kvweave.kb") is None:
+        raise ApiError(
+            400, "tools: this server does not support it", code="unsupported_parameter", param="tools"
+        )

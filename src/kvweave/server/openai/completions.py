@@ -18,8 +18,7 @@ from kvweave.server.openai.fields import (
     sampling,
     stop_texts,
 )
-from kvweave.server.openai.replies import ChoiceEvent
-from kvweave.server.services import cache_use, check_model, services, start
+from kvweave.server.services import ChoiceEvent, cache_use, check_model, services, start
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
 

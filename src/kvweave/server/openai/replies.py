@@ -3,24 +3,15 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kvweave.facts import facts
 from kvweave.results import Piece, Prefill, TokenLogprob
+from kvweave.server.services import ChoiceEvent, cache_used
 from kvweave.server.serving.completions import Finished
 from kvweave.server.sources import shown
 
 CACHE_HEADER: Final = "X-Kvweave-Cache"
-CacheUsed = Literal["answer", "kv", "miss"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEvent:
-    """An event of one of the answers that a request asks for."""
-
-    index: int
-    event: Prefill | Piece | Finished
 
 
 def new_id(kind: str) -> str:
@@ -31,15 +22,6 @@ def new_id(kind: str) -> str:
 def now_s() -> int:
     """Return the time in seconds since 1970."""
     return int(time.time())
-
-
-def cache_used(event: Any) -> CacheUsed | None:
-    """Return what an event tells about where the answer came from; None if nothing yet."""
-    if isinstance(event, Finished):
-        return event.cache
-    if isinstance(event, Prefill) and event.cached_tokens:
-        return "kv"
-    return "miss" if isinstance(event, Prefill) and 0 < event.total_tokens == event.done_tokens else None
 
 
 def usage(finished: Sequence[Finished]) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from kvweave.config import Config
 from kvweave.errors import InvalidRequest
 from kvweave.machine import return_freed_memory
-from kvweave.server.process.binding import check_binding, tenants_of
+from kvweave.server.json_logs import log_json
 from kvweave.server.process.connections import connections_possible, limited
 from kvweave.server.process.discovery import record, sole_server
-from kvweave.server.process.json_logs import log_json
-from kvweave.server.serving.tenants import Tenants
+from kvweave.server.serving.tenants import Tenants, tenants_of
+from kvweave.server_config import LOOPBACK, ServerConfig, split
 
 if TYPE_CHECKING:
     from kvweave.server.services import Services
@@ -53,6 +53,14 @@ def serve(config: Config, announce: Callable[[str], object] = print) -> None:
         record(config.home, url)
         announce(f"kvweave listens on {url}")
         Running(config, tenants).run(listening)
+
+
+def check_binding(server: ServerConfig) -> None:
+    """Raise InvalidRequest if other machines could use the server without a key."""
+    if server.host not in LOOPBACK and not split(server.api_key) and server.tenants is None:
+        raise InvalidRequest(
+            f"host is {server.host!r}, which other machines can reach: give --api-key or --tenants, or listen on 127.0.0.1"
+        )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Final
 
 from kvweave.config import Config
 from kvweave.errors import InvalidRequest, Unauthorized
+from kvweave.server_config import ServerConfig, split
 from kvweave.state.knowledge_base_state import checked_name
 
 MIN_KEY_LENGTH: Final = 8
@@ -81,6 +82,14 @@ def read_tenants(path: Path, own_keys: Sequence[str] = ()) -> Tenants:
             raise InvalidRequest(f"{path} gives {names[key]!r} and {name!r} the same key; each needs its own")
         names[key] = name
     return Tenants(names)
+
+
+def tenants_of(server: ServerConfig) -> Tenants | None:
+    """Return who may use the server, as its settings say; None for any client. Raises InvalidRequest."""
+    keys = split(server.api_key)
+    if server.tenants is not None:
+        return read_tenants(Path(server.tenants).expanduser(), keys)
+    return Tenants(dict.fromkeys(keys)) if keys else None
 
 
 def tenant_home(config: Config, name: str | None) -> Path:

@@ -1,0 +1,287 @@
+"""What every request passes through before it reaches a route, from the outside in.
+
+Clients' paths of one knowledge base are rewritten; a request gets its id and its line in the log; its key, its origin and its
+host are checked; without a model most are refused; and its body is limited.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvweave.errors import Unauthorized
+from kvweave.server.errors import RETRY_S, ApiError, api_error
+from kvweave.server.json_logs import REQUEST_ID
+from kvweave.server.services import Services
+from kvweave.server_config import LOOPBACK, ServerConfig, split
+
+# OpenAI's API of one knowledge base: /kb/NAME/v1/… is /v1/… with `kb` set to NAME where a request leaves it out
+
+_PATH: Final = re.compile(
+    r"/kb/(?P<name>[^/]+)(?P<rest>/v1/(chat/completions|responses|completions|embeddings|models(/.*)?))"
+)
+
+
+class KnowledgeBasePaths:
+    """ASGI middleware: rewrites the path of a knowledge base's own API, for clients that take a URL and send no fields of ours."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] == "http" and (found := _PATH.fullmatch(scope["path"])):
+            rest = found["rest"]
+            scope = {**scope, "path": rest, "raw_path": rest.encode(), "kvweave.kb": found["name"]}
+        await self._app(scope, receive, send)
+
+
+# A request's id, and its line in the log
+
+_LOG = logging.getLogger("kvweave.server.requests")
+_USABLE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+ID_HEADER: Final = "X-Request-Id"
+
+
+class RequestLog:
+    """ASGI middleware: gives a request its id, logs and counts it, and answers errors that nothing else has answered."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(ID_HEADER, "")
+        request_id = given if _USABLE.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        REQUEST_ID.set(request_id)
+        began_s, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            status = status or 499
+        except Exception as error:
+            if status:
+                raise
+            await api_error(error).response()(scope, receive, send_with_id)
+        finally:
+            self._log(scope, status, time.perf_counter() - began_s)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        self._services.metrics.http.labels(route=route, status=status).inc()
+        fields = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+            "client": (scope.get("client") or ("",))[0],
+        }
+        _LOG.info("request", extra={"fields": fields})
+
+
+# Who may use the server: keys and tenants, the origins of web pages, the names a browser may call the server by
+
+OPEN: Final = ("/", "/health", "/favicon.ico")
+"""Paths that need no key, beside the page's files: nothing of a knowledge base is in them."""
+STATIC: Final = "/static/"
+OPERATOR: Final = ("/metrics", "/v1/settings")
+"""Paths that show what concerns all tenants."""
+
+
+class Access:
+    """ASGI middleware: finds whose a request is, before its body is read."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+        self._origins = split(services.config.server.cors_origins)
+        self._names = {*LOOPBACK, services.config.server.host, "[::1]"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with its tenant in the state, or refuse it."""
+        if scope["type"] == "http":
+            try:
+                self._check(scope, Headers(scope=scope))
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        self._check_page(scope["method"], headers)
+        path = scope["path"]
+        if path in OPEN or path.startswith(STATIC):
+            return
+        key = _key(headers)
+        try:
+            scope["state"]["tenant"] = found = self._services.serving.tenant(key)
+        except Unauthorized:
+            raise unauthorized(key) from None
+        if path in OPERATOR and self._services.keyed and found.name is not None:
+            raise ApiError(403, f"{path} is about all tenants; it needs a key of --api-key", code="forbidden")
+
+    def _check_page(self, method: str, headers: Headers) -> None:
+        """Refuse what a web page of another origin sends through a user's browser."""
+        host = headers.get("host", "")
+        if not self._services.keyed and _name(host) not in self._names:
+            # A page whose name was pointed at this machine (DNS rebinding) sends its own name here.
+            raise ApiError(403, f"this server has no key and is not called {host!r}", code="forbidden")
+        origin = headers.get("origin")
+        if origin is None or method in ("GET", "HEAD", "OPTIONS") or allowed(origin, self._origins):
+            return
+        if origin.partition("://")[2] != host:
+            raise ApiError(
+                403,
+                f"pages of {origin} may not use this server; allow them with --cors-origins",
+                code="forbidden",
+            )
+
+
+def allowed(origin: str, origins: Iterable[str]) -> bool:
+    """Whether the settings name an origin."""
+    return any(each in ("*", origin) for each in origins)
+
+
+def unauthorized(key: str | None) -> ApiError:
+    """Return the error for a missing or wrong key, which it does not show."""
+    text = (
+        "Incorrect API key provided"
+        if key
+        else "You didn't provide an API key: send Authorization: Bearer KEY"
+    )
+    return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+# Before the model is loaded, and at the end
+
+_WITHOUT_MODEL: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
+"""Paths that need no model, beside the page's files."""
+
+
+class Readiness:
+    """ASGI middleware: answers 503 before the model is loaded, and once the server is ending."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        reason = None if scope["type"] != "http" or _needs_no_model(scope["path"]) else self._reason()
+        if reason is None:
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
+        await error.response()(scope, receive, send)
+
+    def _reason(self) -> str | None:
+        if self._services.draining:
+            return "the server is ending"
+        return None if self._services.serving.ready else "the model is being loaded"
+
+
+def _needs_no_model(path: str) -> bool:
+    return path in _WITHOUT_MODEL or path.startswith("/static/")
+
+
+# Limits of a request's body: its size, and how slowly it may come
+
+SLOWEST_BYTES_PER_S: Final = 1000.0
+LINGER_S: Final = 2.0
+"""How long a body that is refused is still read: a client that writes it does not read the answer before."""
+
+
+class BodyLimits:
+    """ASGI middleware: ends a request whose body is too large (413) or comes too slowly (408), while it is read.
+
+    Args:
+        is_upload: tells from method and path whether the larger limit holds.
+    """
+
+    def __init__(self, app: ASGIApp, server: ServerConfig, is_upload: Callable[[str, str], bool]) -> None:
+        self._app, self._server, self._is_upload = app, server, is_upload
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with a body that is watched."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        upload = self._is_upload(scope["method"], scope["path"])
+        most = self._server.max_upload_bytes if upload else self._server.max_body_bytes
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared) > most:
+            await _discard(receive)
+            await _too_large(most).response()(scope, receive, send)
+            return
+        await self._app(scope, _Watched(receive, most, self._server.client_timeout_s), send)
+
+
+class _Watched:
+    """Receives a body within its limits."""
+
+    def __init__(self, receive: Receive, most_bytes: int, timeout_s: float) -> None:
+        self._receive, self._most_bytes, self._timeout_s = receive, most_bytes, timeout_s
+        self._bytes, self._more, self._began_s = 0, True, time.monotonic()
+
+    async def __call__(self) -> Message:
+        """Return the next message; raises ApiError."""
+        if not self._more:
+            return await self._receive()
+        until_s = self._began_s + self._timeout_s + self._bytes / SLOWEST_BYTES_PER_S
+        try:
+            async with asyncio.timeout(min(self._timeout_s, max(0.0, until_s - time.monotonic()))):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                408, "the request's body came too slowly", code="timeout", headers={"Connection": "close"}
+            ) from None
+        self._bytes += len(message.get("body", b""))
+        self._more = bool(message.get("more_body", False))
+        if self._bytes > self._most_bytes:
+            await _discard(self._receive)
+            raise _too_large(self._most_bytes)
+        return message
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the request's body is larger than {most:,} bytes",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+async def _discard(receive: Receive) -> None:
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
+    except TimeoutError:
+        pass
