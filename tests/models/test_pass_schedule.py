@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from kvweave.models.attention import RowPlan
-from kvweave.models.pass_schedule import LEAST_PIECE, PassSchedule, WaitingPass
-from kvweave.models.runner import PassRows
+from kvweave.models.pass_schedule import LEAST_PIECE, PassRows, PassSchedule, WaitingPass
 
 
 def rows(count, *, reply=False, in_pieces=True):

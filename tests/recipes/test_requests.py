@@ -101,7 +101,7 @@ def test_five_functions_lead_from_run_to_the_model(recipe, adapter, store, promp
         "run",
         "SelectedRows.run",
         "Adapter.compute",
-        "ModelRunner.run",
+        "Adapter.call_model",
     ]
 
 

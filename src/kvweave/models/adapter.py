@@ -7,17 +7,26 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
 
 from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import ATTENTION_NAME, RowPlan, attention_modules, register_attention
+from kvweave.models.attention import (
+    ATTENTION_NAME,
+    ROTATIONS_KEYWORD,
+    ROWS_KEYWORD,
+    AttentionPlan,
+    RowPlan,
+    register_attention,
+)
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
@@ -27,6 +36,7 @@ from kvweave.models.forward import (
     RowSchedule,
     continuation_plan,
     decoder_layers,
+    hook_caches,
     last_row_only,
     scheduled_rows,
 )
@@ -34,13 +44,12 @@ from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, 
 from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
 from kvweave.models.packed import run_packed
 from kvweave.models.pass_cost import PassCost
-from kvweave.models.pass_schedule import PASS_S
+from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
 from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
-from kvweave.models.runner import ModelRunner, PassRows
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import probe
 from kvweave.ops.threads import all_threads
@@ -80,7 +89,7 @@ class Adapter:
         self.geometry, self.rotation = probe(model)
         self.projections = separate_projections(model, self.geometry, self.rotation)
         self.batcher: PassBatcher | None = None
-        self._runner = ModelRunner(model, self.rotation, attention_modules(model).values())
+        hook_caches(model)
         self._layer_time = LayerTime()
         self._lock = PassLock()
         self._thread = threading.local()  # `low`: the priority of this thread's passes, if it is low
@@ -191,7 +200,7 @@ class Adapter:
         if self.batcher is None:
             recorder = self._recorder(rows, capture, stored)
             with self._one_pass(rows, row_schedule, stored):
-                return self._runner.run(rows.ids, rows.positions, kv_cache, plan, recorder)
+                return self.call_model(rows.ids, rows.positions, kv_cache, plan, recorder)
         if self.batcher.load_ahead:
             kv_cache.load(None)
         if row_schedule is not None or stored is not None or kv_cache.sink is not None:
@@ -290,6 +299,45 @@ class Adapter:
             "position_ids": kv_cache.positions[None],
             "past_key_values": kv_cache,
         }
+
+    def call_model(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        kv_cache: Cache,
+        plan: AttentionPlan | None = None,
+        recorder: RotationRecorder | None = None,
+        keep: int | Tensor = 1,
+    ) -> Tensor:
+        """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab).
+
+        Args:
+            ids: token ids (T,).
+            positions: rotary positions (T,).
+            kv_cache: holds the keys and values that the rows attend to, and takes theirs.
+            plan: how the rows attend; None for the model's own masks and the cache's continuation.
+            recorder: active for the length of the call.
+            keep: how many rows' logits to make, from the end, or the indices of these rows.
+        """
+        keywords: dict[str, Any] = {}
+        if plan is not None:
+            # Any 4D mask keeps the library from building its own; our attention follows the plan.
+            mask = torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=ids.device)
+            keywords = {"attention_mask": mask, ROWS_KEYWORD: plan}
+        if recorder is not None:
+            keywords[ROTATIONS_KEYWORD] = recorder
+        self.rotation.reset_lengths()
+        with recorder or nullcontext(), torch.no_grad():
+            out = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                past_key_values=kv_cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                **keywords,
+            )
+        logits: Tensor = out.logits[0]
+        return logits
 
     # Many requests at once
 
@@ -400,21 +448,21 @@ class Adapter:
 
     def _run_packed(self, packed: Sequence[PassRows]) -> list[Tensor | Exception]:
         with self._lock.held(low=False):
-            return run_packed(self._runner, packed)
+            return run_packed(self, packed)
 
     def _append_alone(self, ids: Tensor, positions: Tensor, kv_cache: AppendableCache, keep: int) -> Tensor:
         low = self._low if isinstance(kv_cache, FusedCache) else None
         with self._lock.held(low=self._low is not None), ExitStack() as stack:
             if low is not None:
                 _enter_low_priority(stack, low)
-            return self._runner.run(ids, positions, kv_cache, keep=keep)
+            return self.call_model(ids, positions, kv_cache, keep=keep)
 
     def _compute_alone(
         self, rows: PassRows, capture: bool, stored: StoredQueries | None, schedule: RowSchedule | None
     ) -> Tensor:
         recorder = self._recorder(rows, capture, stored)
         with self._one_pass(rows, schedule, stored):
-            return self._runner.run(rows.ids, rows.positions, rows.kv_cache, rows.plan, recorder)
+            return self.call_model(rows.ids, rows.positions, rows.kv_cache, rows.plan, recorder)
 
     def _compute_in_blocks(
         self, rows: PassRows, capture: bool, stored: StoredQueries | None, schedule: RowSchedule | None
@@ -427,7 +475,7 @@ class Adapter:
         def run(block: RowPlan, keep: int | Tensor) -> Tensor:
             own = rows if block is plan else rows.some(block)
             with self._one_pass(own, schedule, stored):
-                return self._runner.run(own.ids, own.positions, kv_cache, block, recorder, keep)
+                return self.call_model(own.ids, own.positions, kv_cache, block, recorder, keep)
 
         # Hooks and schedules see a pass once, and stored queries are for all of its rows.
         whole = rows.hook is not None or schedule is not None or stored is not None or bool(plan.hooks)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from kvweave.cancellation import current_wish
 from kvweave.errors import Cancelled
-from kvweave.models.pass_schedule import PASS_S, Batch, PassSchedule, WaitingPass
-from kvweave.models.runner import PassRows
+from kvweave.models.pass_schedule import PASS_S, Batch, PassRows, PassSchedule, WaitingPass
 
 LINGER_SHARE: Final = 0.25
 """For at most this share of the last pass' time, the next one waits for the requests that have just been served."""

@@ -13,7 +13,7 @@ three times the time that the weight by the rows, transposed, takes (`lab/experi
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,32 @@ def continuation_plan(model: PreTrainedModel, kv_cache: AppendableCache, rows: T
             "allow fewer answer tokens (max_new_tokens)"
         )
     return kv_cache.continuation(rows) if kv_cache.continuation is not None else None
+
+
+def hook_caches(model: PreTrainedModel) -> None:
+    """From now on, rows appended to a cache attend by its continuation, and a cache is told when an attention layer starts.
+
+    In any call of the model, whether kvweave or `generate` makes it.
+    """
+    model.register_forward_pre_hook(_use_continuation, with_kwargs=True)
+    for module in attention_modules(model).values():
+        module.register_forward_pre_hook(_announce_layer, with_kwargs=True)
+
+
+def _use_continuation(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Add the continuation's plan to a call that appends to a cache."""
+    kv_cache = kwargs.get("past_key_values")
+    if not isinstance(kv_cache, AppendableCache) or ROWS_KEYWORD in kwargs:
+        return args, kwargs
+    plan = continuation_plan(model, kv_cache, kv_cache.next_rows(kwargs["input_ids"].shape[1]))
+    return args, (kwargs if plan is None else {**kwargs, ROWS_KEYWORD: plan})
+
+
+def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell a cache that a layer's attention starts, so that it can fetch what it needs during the projections."""
+    for value in (*args, *kwargs.values()):  # families name the argument differently
+        if isinstance(value, AppendableCache):
+            value.before_layer(cast(int, module.layer_idx))
 
 
 @contextmanager

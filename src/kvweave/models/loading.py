@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
+from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
 from kvweave.models.fingerprint import TOKENIZER_FACT, digest_tokenizer
@@ -22,8 +23,6 @@ from kvweave.models.quantised import quantise_weights
 from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
 from kvweave.models.source import gguf_folder
-from kvweave.ops.cpu_features import has_fast_matmul
-from kvweave.ops.threads import respect_cpu_limits
 from kvweave.plugins import LAB, lab_missing, plugins
 
 _LOG = logging.getLogger(__name__)

@@ -8,24 +8,46 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import AttentionCall, RowPlan
+from kvweave.models.attention import AttentionCall, AttentionPlan, RowPlan
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import StopForward
-from kvweave.models.rotary import GivenKeys, RotationRecorder, rope_regime
-from kvweave.models.runner import ModelRunner, PassRows
+from kvweave.models.pass_schedule import PassRows
+from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.ops.attention import RowAttention
 from kvweave.ops.row_attention import row_attention
 
 
-def run_packed(runner: ModelRunner, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+class PackingModel(Protocol):
+    """What a packed pass needs of an `Adapter`."""
+
+    rotation: Rotation
+
+    def rope_regime(self, prompt_tokens: int) -> str:
+        """Name the frequency scaling that a pass of this length uses."""
+        ...
+
+    def call_model(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        kv_cache: Cache,
+        plan: AttentionPlan | None = None,
+        recorder: RotationRecorder | None = None,
+        keep: int | Tensor = 1,
+    ) -> Tensor:
+        """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab)."""
+        ...
+
+
+def run_packed(model: PackingModel, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
     """Return every request's logits (keep, vocab), or the error that ended its part of the pass.
 
     One call of the model for each set of rotary frequencies that the requests need. Raises InvalidRequest if a cache appears
@@ -35,22 +57,23 @@ def run_packed(runner: ModelRunner, requests: Sequence[PassRows]) -> list[Tensor
         raise InvalidRequest(
             "a cache appears twice in one packed pass; each request needs a cache of its own"
         )
-    config = runner.model.config
-    regimes = [rope_regime(config, int(request.positions.max()) + 1) for request in requests]
+    regimes = [model.rope_regime(int(request.positions.max()) + 1) for request in requests]
     results: dict[int, Tensor | Exception] = {}
     for regime in dict.fromkeys(regimes):
         numbers = [number for number, own in enumerate(regimes) if own == regime]
-        results |= zip(numbers, _run_together(runner, [requests[n] for n in numbers]), strict=True)
+        results |= zip(numbers, _run_together(model, [requests[n] for n in numbers]), strict=True)
     return [results[number] for number in range(len(requests))]
 
 
-def _run_together(runner: ModelRunner, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def _run_together(model: PackingModel, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
     with ExitStack() as stack:
         for request in requests:
             if not request.appends:
                 stack.enter_context(request.kv_cache.writing(request.plan.rows, request.hook))
-        plan = _PackedPlan(requests, RotationRecorder(runner.rotation.module))
-        found = runner.run(plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows)
+        plan = _PackedPlan(requests, RotationRecorder(model.rotation.module))
+        found = model.call_model(
+            plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows
+        )
     parts = found.split([request.keep for request in requests])
     return [plan.errors.get(number, logits) for number, logits in enumerate(parts)]
 

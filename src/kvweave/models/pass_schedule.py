@@ -15,10 +15,15 @@ Piecewise prefill as in Sarathi-Serve, arXiv 2403.02310.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kvweave.models.runner import PassRows
+import torch
+from torch import Tensor
+
+from kvweave.models.attention import RowPlan
+from kvweave.models.fused_cache import FusedCache
+from kvweave.models.hooks import UpdateHook
 
 PASS_S: Final = 0.5
 """Seconds that a pass with pieces of prompts should take: so long they delay a token. Where the weights alone take longer to
@@ -27,6 +32,34 @@ WITHOUT_REPLIES: Final = 2.0
 """A pass that delays no token, because no request is decoding, may take so many times as long."""
 LEAST_PIECE, MOST_ROWS, FIRST_ROWS = 32, 4096, 256
 """Rows: the smallest piece of a prompt, the most of a pass, and those of a pass before any has been timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """One request's rows in a pass.
+
+    Attributes:
+        kv_cache: what the rows attend to, and where their K,V go.
+        ids, positions: token ids and rotary positions (T,).
+        plan: how they attend.
+        keep: the number of rows, from the end, whose logits are made.
+        appends: whether they follow what the cache holds; otherwise they are prompt rows.
+        hook: sees what every layer is about to replace.
+    """
+
+    kv_cache: FusedCache
+    ids: Tensor
+    positions: Tensor
+    plan: RowPlan
+    keep: int = 1
+    appends: bool = False
+    hook: UpdateHook | None = None
+
+    def some(self, plan: RowPlan, keep: int = 1) -> "PassRows":
+        """Return the rows of `plan` alone, a subset."""
+        places = torch.searchsorted(self.plan.rows, plan.rows)
+        ids, positions = self.ids[places], self.positions[places]
+        return replace(self, ids=ids, positions=positions, plan=plan, keep=keep)
 
 
 @dataclass(slots=True, eq=False)

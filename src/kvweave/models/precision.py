@@ -14,8 +14,7 @@ from typing import Any, Literal
 import torch
 
 from kvweave.errors import InvalidRequest, NotEnoughMemory
-from kvweave.machine import available_memory_bytes
-from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.machine import available_memory_bytes, has_fast_matmul
 from kvweave.ops.quantised_linear import packed_bytes
 
 WeightBits = Literal["full", "int8", "int4"]

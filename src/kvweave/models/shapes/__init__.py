@@ -10,13 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kvweave.errors import InvalidRequest
+from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
 from kvweave.models.forward import use_few_rows
 from kvweave.models.loading import parse_device, parse_dtype, reference_tokenizer
 from kvweave.models.precision import weights_named
 from kvweave.models.quantised import quantise_weights
-from kvweave.ops.cpu_features import has_fast_matmul
-from kvweave.ops.threads import respect_cpu_limits
 
 _FOLDER = Path(__file__).parent
 
