@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
+from kvweave import machine
 from kvweave.machine import CpuLimits, available_memory_bytes, cpu_limits, memory_limit_bytes
-from kvweave.ops import threads
 
 
 def put(root: Path, path: str, content: str) -> None:
@@ -90,9 +90,9 @@ def test_damaged_files_limit_nothing(tmp_path):
 @pytest.fixture
 def two_threads(monkeypatch):
     """Make PyTorch compute with two threads, as if by default, under a quota of one core."""
-    for name in threads.VARIABLES:
+    for name in machine.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "cpu_limits", lambda: CpuLimits(2, 1.0))
+    monkeypatch.setattr(machine, "cpu_limits", lambda: CpuLimits(2, 1.0))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -101,18 +101,18 @@ def two_threads(monkeypatch):
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_quota_lowers_the_number_of_threads():
-    assert threads.respect_cpu_limits() == 1 == torch.get_num_threads()
+    assert machine.respect_cpu_limits() == 1 == torch.get_num_threads()
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_number_that_the_user_chose_stays(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert threads.respect_cpu_limits() == 2
+    assert machine.respect_cpu_limits() == 2
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(threads, "cpu_limits", lambda: CpuLimits(8, 1.0))
-    monkeypatch.setattr(threads.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical=True: 8)
-    assert threads.respect_cpu_limits() == 2  # not the default of a machine with 8 cores
+    monkeypatch.setattr(machine, "cpu_limits", lambda: CpuLimits(8, 1.0))
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical=True: 8)
+    assert machine.respect_cpu_limits() == 2  # not the default of a machine with 8 cores
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -121,10 +121,10 @@ def test_a_number_that_the_user_chose_stays(monkeypatch):
 )
 def test_few_shapes_are_kept_unless_the_user_chose_a_number(monkeypatch, name, shapes):
     monkeypatch.delenv(name, raising=False)
-    threads.respect_cpu_limits()
+    machine.respect_cpu_limits()
     assert os.environ[name] == shapes
     monkeypatch.setenv(name, "7")
-    threads.respect_cpu_limits()
+    machine.respect_cpu_limits()
     assert os.environ[name] == "7"
 
 

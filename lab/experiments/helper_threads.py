@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
+from kvweave.machine import use_one_thread
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_any_model
-from kvweave.ops.threads import use_one_thread
 from kvweave_lab.bench.measurement import elapsed_s
 
 NUMBERS = 4_000_000

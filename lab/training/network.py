@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.machine import has_fast_matmul
 from training.attention import blockwise_attention, fused_attention
 
 FUSED_FROM = 4000  # context tokens from which PyTorch's kernel is used, which stores no attention weights

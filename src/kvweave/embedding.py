@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import ModelNotFound
-from kvweave.ops.threads import all_threads, respect_cpu_limits
+from kvweave.machine import all_threads, has_fast_matmul, respect_cpu_limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,8 +212,6 @@ class MeanPooling:
         Those of `MANY_WINDOWS` texts and more may be computed in bfloat16. Their cosine to the exact ones is above 0.9999.
         """
         import torch
-
-        from kvweave.ops.cpu_features import has_fast_matmul
 
         fast = len(texts) >= MANY_WINDOWS and has_fast_matmul(torch.device("cpu"), torch.bfloat16)
         ids: list[list[int]] = self.tokenizer(

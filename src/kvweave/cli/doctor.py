@@ -85,16 +85,15 @@ def _cores() -> str:
     """Say how many cores and threads there are, and what limits them."""
     import os
 
-    from kvweave.machine import cpu_limits
-    from kvweave.ops.threads import VARIABLES, respect_cpu_limits
+    from kvweave.machine import THREAD_VARIABLES, cpu_limits, respect_cpu_limits
 
     threads, limits = respect_cpu_limits(), cpu_limits()
     parts = [f"{limits.cores} of {os.cpu_count()} cores"]
     parts.append("no quota" if limits.quota is None else f"a quota of {limits.quota:.4g} cores")
-    chosen = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+    chosen = [f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if os.environ.get(name)]
     parts.append(f"{threads} threads" + (f" ({', '.join(chosen)})" if chosen else ""))
     if threads > limits.threads:
-        parts.append(f"more than the {limits.threads} that run at once: lower {VARIABLES[0]}")
+        parts.append(f"more than the {limits.threads} that run at once: lower {THREAD_VARIABLES[0]}")
     return ", ".join(parts)
 
 
@@ -113,7 +112,7 @@ def _cpu_units() -> str:
     """Name the processor's units, and say what kvweave does with them."""
     import torch
 
-    from kvweave.ops.cpu_features import cpu_units, has_fast_matmul
+    from kvweave.machine import cpu_units, has_fast_matmul
     from kvweave.ops.quantised_linear import has_integer_kernel
 
     units = cpu_units()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from kvweave.embedding import MANY_WINDOWS
-from kvweave.ops.cpu_features import has_fast_matmul
+from kvweave.machine import has_fast_matmul
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.state.metadata import KBMetadata

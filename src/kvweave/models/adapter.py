@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
+from kvweave.machine import all_threads
 from kvweave.models.attention import (
     ATTENTION_NAME,
     ROTATIONS_KEYWORD,
@@ -52,7 +53,6 @@ from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import probe
-from kvweave.ops.threads import all_threads
 from kvweave.types import ChunkKV, TokenizedPrompt
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from kvweave.ops.threads import free_buffers, use_one_thread
+from kvweave.machine import free_buffers, use_one_thread
 from kvweave.server.errors import RETRY_S, ApiError
 
 Argument = TypeVar("Argument")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from kvweave.ops.threads import use_one_thread
+from kvweave.machine import use_one_thread
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from kvweave.config import Config
 from kvweave.errors import Cancelled, InvalidRequest, KnowledgeBaseNotFound, KvweaveError, StoreBusy
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.ops.threads import use_one_thread
+from kvweave.machine import use_one_thread
 from kvweave.state.knowledge_base_state import kb_folder
 from kvweave.state.resident import ResidentModels
 

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from kvweave.embedding import TextEncoder
 from kvweave.errors import KvweaveError
 from kvweave.kvstore.kv_store import KVStore
+from kvweave.machine import use_one_thread
 from kvweave.models.adapter import Adapter
 from kvweave.models.preemption import Preempted
-from kvweave.ops.threads import use_one_thread
 from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe

@@ -33,7 +33,7 @@ def main() -> None:
 
 def _answer(config: "Config", announce: "Callable[[str], object]" = print) -> None:
     """Load the engine and answer until the input ends."""
-    from kvweave.ops.threads import use_one_thread
+    from kvweave.machine import use_one_thread
     from kvweave.server.serving.serving import Serving
 
     lines = sys.stdout

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvweave.embedding import TextEncoder
-from kvweave.ops.threads import _library, all_threads, use_one_thread
+from kvweave.machine import _library, all_threads, use_one_thread
 from kvweave.server.running import and_free
 
 NUMBERS = torch.ones(4_000_000)
