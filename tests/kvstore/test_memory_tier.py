@@ -13,9 +13,8 @@ class Tier(MemoryTier[str]):
     """A tier of words; `evicted` has what it evicted last."""
 
     def __init__(self, pins: Pins | None = None) -> None:
-        super().__init__(100, (pins or Pins()).in_use)
         self.evicted: dict[str, MemoryEntry[str]] = {}
-        self.on_evict = lambda evicted: self.evicted.update(evicted)
+        super().__init__(100, (pins or Pins()).in_use, self.evicted.update)
 
     def offer(self, key: str, word: str, size_bytes: int, score: float) -> dict[str, MemoryEntry[str]] | None:
         """Return the entries evicted for a new one; None if it was not accepted."""

@@ -1,6 +1,6 @@
 """What a store consists of, and how its components are put together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,11 @@ from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.shared_catalog import SharedCatalog
-from kvweave.kvstore.tiers import orphans
+from kvweave.kvstore.tiers import disk_check
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 from kvweave.kvstore.tiers.disk import DiskTier, EntryFiles
 from kvweave.kvstore.tiers.leases import Pins
 from kvweave.kvstore.tiers.loading import Loader
-from kvweave.kvstore.tiers.memory import HostTier
 from kvweave.kvstore.tiers.object_store import ObjectTier
 from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier, ReplicationThread
@@ -121,7 +120,11 @@ def _connect(
     usage = UsageCounters(database, catalog)
     reads: Loader[ParsedEntry | None] = Loader()
     owners = ownership if owned_only else None
-    disk = DiskTier(database, catalog, EntryFiles(folder), capacity, owners, usage, reads)
+
+    def drop_copies(keys: Iterable[str]) -> None:
+        tiers.drop_copies(keys)
+
+    disk = DiskTier(database, catalog, EntryFiles(folder), capacity, owners, usage, reads, drop_copies)
     shared = None
     if server is not None:
         shared = ReplicatedTier(
@@ -134,6 +137,7 @@ def _connect(
             now_s=catalog.now_s,
             on_damage=lambda: usage.add("damaged"),
         )
+    tiers = TieredStore(database, catalog, disk, shared, pins, reads)
     return StoreComponents(
         database=database,
         closes_database=closes_database,
@@ -142,7 +146,7 @@ def _connect(
         capacity=capacity,
         usage=usage,
         pins=pins,
-        tiers=TieredStore(database, catalog, disk, HostTier(0, pins.in_use), shared, pins, reads),
+        tiers=tiers,
         replication=None if shared is None else ReplicationThread(shared),
     )
 
@@ -159,8 +163,8 @@ def _start(components: StoreComponents, limits: Mapping[TierName, int], owned_on
     if "disk" in limits:
         disk.set_limit(limits["disk"])
     if components.catalog.is_new:
-        orphans.recover(disk, relisting=not owned_only)
-    elif orphans.is_sweep_due(disk.files):
-        orphans.sweep(disk.files, components.catalog)
+        disk_check.recover(disk, relisting=not owned_only)
+    elif disk_check.is_sweep_due(disk.files):
+        disk_check.sweep(disk.files, components.catalog)
     if components.replication is not None and shared is not None and shared.queue_length:
         components.replication.wake()

@@ -3,7 +3,7 @@
 `ChunkStore` (files, with a cap and tiers) and `MemoryStore` (one process' memory) satisfy it without inheriting from it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvweave.kvstore.tiers.leases import Lease
@@ -98,18 +98,6 @@ class KVStore(Protocol):
         self, model: ModelFingerprint, wanted: Sequence[tuple[str, Sequence[KVProvenance]]], lease: Lease
     ) -> None:
         """Begin to load KV that `find` will be asked for, given the digest of each chunk's tokens."""
-        ...
-
-    def other_models(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[str]:
-        """Return the names of other models that have made KV of these chunks, given by their token ids."""
-        ...
-
-    def prepared_chunks(self, model: ModelFingerprint) -> int:
-        """Return how many chunks have KV of this model that was prepared, not left by a request."""
-        ...
-
-    def warn_once(self, topic: str, message: Callable[[], str]) -> None:
-        """Log a warning, unless the topic was warned of since the store was opened; an empty message is none."""
         ...
 
     @property

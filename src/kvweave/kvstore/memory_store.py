@@ -4,19 +4,15 @@ Recipes get the same entries from it as from a ChunkStore, to the bit, without f
 documents and limits.
 """
 
-import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_tokens
 from kvweave.kvstore.tiers.leases import Lease, Pins
-from kvweave.kvstore.warned import WarnedTopics
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
-
-_LOG = logging.getLogger(__name__)
 
 
 class MemoryStore:
@@ -34,8 +30,6 @@ class MemoryStore:
     def __init__(self, base: "MemoryStore | None" = None) -> None:
         self._kv: dict[str, tuple[EntryKey, ChunkKV]] = dict(base._kv) if base else {}  # oldest first
         self._features: dict[str, ChunkFeature] = dict(base._features) if base else {}
-        self._prepared: set[tuple[str, str]] = set(base._prepared) if base else set()  # model, tokens
-        self._warned = WarnedTopics(_LOG)
 
     # Looking up
 
@@ -113,8 +107,6 @@ class MemoryStore:
         key = self._key(model, digest_tokens(kv.token_ids), provenance)
         if key.digest not in self._kv:
             self._kv[key.digest] = key, kv
-            if sources and not provenance.kind.startswith("observed"):
-                self._prepared.add((key.model, key.tokens))
             alike = [digest for digest, (other, _) in self._kv.items() if _are_versions(key, other)]
             for surplus in alike[:-max_versions] if max_versions is not None else ():
                 del self._kv[surplus]
@@ -133,18 +125,6 @@ class MemoryStore:
         key = self._key(model, digest_tokens(feature.token_ids), provenance, "note")
         self._features.setdefault(key.digest, feature)
         return True
-
-    def other_models(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[str]:
-        """Return nothing: no name of a model is here."""
-        return []
-
-    def prepared_chunks(self, model: ModelFingerprint) -> int:
-        """Return how many chunks have had prepared KV of this model."""
-        return sum(made_by == model.digest for made_by, _ in self._prepared)
-
-    def warn_once(self, topic: str, message: Callable[[], str]) -> None:
-        """Log a warning, unless the topic was warned of since the store was made; an empty message is none."""
-        self._warned.warn(topic, message)
 
     limit_bytes = sys.maxsize
     """There is no cap."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import has_queries
 from kvweave.recipes.match import Match
 from kvweave.recipes.names import split_storage
@@ -22,9 +23,9 @@ def warn_if_none_fits(
     A recipe that reuses chunks only after exactly the same text, or none, looks for no prepared KV.
     """
     numbers = _uncovered(match, [(found.span, found.origin) for found in matched])
-    if not numbers:
-        return
     store, model = request.store, request.adapter.fingerprint
+    if not numbers or not isinstance(store, ChunkStore):
+        return
     chunks = [request.prompt.ids(request.prompt.spans[number]) for number in numbers]
     stored = [
         [each for each in versions if not (each.exact and _is_left_by_request(each))]
@@ -53,9 +54,9 @@ def warn_if_unknown(request: PrefillRequest, match: Match, prepare: Prepare, pla
     For callers who bring their own chunks, and may cut them in another way than when they prepared them.
     """
     numbers = _uncovered(match, [(span, span.origin) for span in plan.spans])
-    if not numbers or not any(prepare.candidates(request, numbers)):
-        return
     store, model = request.store, request.adapter.fingerprint
+    if not numbers or not isinstance(store, ChunkStore) or not any(prepare.candidates(request, numbers)):
+        return
     chunks = [request.prompt.ids(request.prompt.spans[number]) for number in numbers]
     if any(store.versions(model, chunks)) or store.other_models(model, chunks):
         return

@@ -45,7 +45,7 @@ class DiskTier:
     """The entry files of `files` and their rows in `catalog`, under the cap of `capacity`. Safe to use from several threads.
 
     `owners` decides which entries are stored, None stores all. `usage` counts evicted and damaged entries. `reads` runs the
-    reading of files.
+    reading of files. `on_drop` is called with the keys of entries that are dropped, for any reason.
     """
 
     name: TierName = "disk"
@@ -59,16 +59,16 @@ class DiskTier:
         owners: Ownership | None,
         usage: UsageCounters,
         reads: "Loader[ParsedEntry | None]",
+        on_drop: Callable[[Iterable[str]], None],
     ) -> None:
         self.files = files
         self.catalog = catalog
-        self.on_drop: Callable[[Iterable[str]], None] = lambda keys: None
-        """Called with the keys of entries that are dropped, for any reason."""
         self._database = database
         self._capacity = capacity
         self._owners = owners
         self._usage = usage
         self._reads = reads
+        self._on_drop = on_drop
         self._warned = WarnedTopics(_LOG, "chunk KV not stored, computing instead: %s")
         self.times_full = 0
         """How often an entry was not stored because the disk was full."""
@@ -255,7 +255,7 @@ class DiskTier:
     def drop_files(self, paths: Sequence[str]) -> int:
         """Forget files whose rows are dropped, and delete them after the commit; return how many."""
         if paths:
-            self.on_drop([key_of(path) for path in paths])
+            self._on_drop([key_of(path) for path in paths])
             self.files.forget(paths)
             self._database.after_commit(lambda: self.files.delete(paths))
         return len(paths)

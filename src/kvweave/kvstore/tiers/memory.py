@@ -41,15 +41,20 @@ class MemoryTier(Generic[Held]):
     Args:
         limit_bytes: the cap; 0 turns the tier off.
         in_use: returns the keys that must not be evicted.
+        on_evict: called with the entries that were evicted, by key, after each eviction.
     """
 
     name: TierName
 
-    def __init__(self, limit_bytes: int, in_use: Callable[[], Collection[str]] = tuple) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        in_use: Callable[[], Collection[str]] = tuple,
+        on_evict: Callable[[Mapping[str, MemoryEntry[Held]]], object] = lambda evicted: None,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.on_evict: Callable[[Mapping[str, MemoryEntry[Held]]], object] = lambda evicted: None
-        """Called with the entries that were evicted, by key, after each eviction."""
+        self._on_evict = on_evict
         self._in_use = in_use
         self._entries: dict[str, MemoryEntry[Held]] = {}
         self._guard = threading.Lock()
@@ -131,7 +136,7 @@ class MemoryTier(Generic[Held]):
 
     def _report(self, evicted: Mapping[str, MemoryEntry[Held]]) -> None:
         if evicted:
-            self.on_evict(evicted)
+            self._on_evict(evicted)
 
     def _add(self, key: str, entry: MemoryEntry[Held]) -> None:
         self._entries[key] = entry

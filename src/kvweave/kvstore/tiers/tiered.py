@@ -20,11 +20,11 @@ from kvweave.kvstore.format import Content, ParsedEntry, check_entry, verify_con
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.disk import DiskTier
+from kvweave.kvstore.tiers.disk_check import relist
 from kvweave.kvstore.tiers.fetching import Fetcher
 from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
-from kvweave.kvstore.tiers.orphans import relist
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier
 from kvweave.kvstore.tiers.tier import ListedEntry, LocalTier
@@ -57,7 +57,6 @@ class TieredStore:
         database: of the catalogue.
         catalog: which entries there are.
         disk: the disk tier.
-        host: the host's memory; with a cap of 0 it holds nothing.
         shared: None if there is none.
         pins: what running requests use.
         reads: runs the reading of files, and moves entries in the background.
@@ -68,7 +67,6 @@ class TieredStore:
         database: Database,
         catalog: Catalog,
         disk: DiskTier,
-        host: HostTier,
         shared: ReplicatedTier | None,
         pins: Pins,
         reads: Loader[ParsedEntry | None],
@@ -78,15 +76,13 @@ class TieredStore:
         self._pins = pins
         self._reads = reads
         self.disk = disk
-        self.host = host
+        self.host = HostTier(0, pins.in_use, self._demote)
         self.device: DeviceTier | None = None
         self.shared = shared
         # A loader of its own, so that no file waits for a server.
         self._fetcher = (
             None if shared is None else Fetcher(shared.reader, self._held_in_memory, self._store_fetched)
         )
-        disk.on_drop = self.drop_copies
-        host.on_evict = self._demote
 
     def local(self, name: TierName) -> LocalTier | None:
         """Return a tier on this machine; None if there is no such tier."""

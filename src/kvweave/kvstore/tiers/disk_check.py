@@ -1,16 +1,20 @@
-"""Entry files that no row lists: old ones are deleted, those of a lost catalogue are listed again.
+"""Whether the disk's files and the catalogue's rows agree: `verify` reads every file that a row lists.
 
-A young file may be one whose row is about to be committed by another process, and is left alone.
+Of the files that no row lists, old ones are deleted, and those of a lost catalogue are listed again. A young one may be one
+whose row is about to be committed by another process, and is left alone.
 """
 
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvweave.errors import StoreError
+from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.files import is_process_alive, writer_of
 from kvweave.kvstore.catalog import Catalog
+from kvweave.kvstore.format import verify_content
+from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.tiers.disk import SUFFIX, DiskTier, EntryFiles, key_of
 
 _LOG = logging.getLogger(__name__)
@@ -72,6 +76,61 @@ def relist(disk: DiskTier, key: str) -> bool:
         except (StoreError, OSError) as error:
             _LOG.warning("unlisted entry not used: %s", error)
     return False
+
+
+def verify(disk: DiskTier) -> VerifyReport:
+    """Read every entry in full, drop damaged ones, delete files without rows, and correct the counters."""
+    catalog = disk.catalog
+    findings = _check_files(disk)
+    dropped = tuple(reason for name, reason in findings.damaged.items() if disk.drop_damaged(name, reason))
+    catalog.correct_sizes(findings.sizes)
+    return VerifyReport(
+        checked=findings.checked,
+        damaged=dropped,
+        newer=tuple(findings.newer.values()),
+        unopened=tuple(findings.unopened.values()),
+        swept_files=sweep(disk.files, catalog),
+        miscounted=not catalog.recount(),
+    )
+
+
+@dataclass(slots=True)
+class _Findings:
+    """`damaged`, `newer` and `unopened` give the reason by file name; `checked` files were read in full.
+
+    `sizes` gives the sizes of sound files that are counted with another size.
+    """
+
+    checked: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+    newer: dict[str, str] = field(default_factory=dict)
+    unopened: dict[str, str] = field(default_factory=dict)
+
+
+def _check_files(disk: DiskTier) -> _Findings:
+    """Read every listed file, one after the other, holding none of them in memory; changes nothing."""
+    findings = _Findings()
+    for name, (key, counted_bytes) in disk.catalog.expected_files().items():
+        path = disk.files.path(name)
+        try:
+            entry = disk.files.open(name)
+            verify_content(entry.content)
+        except FileNotFoundError:
+            findings.damaged[name] = f"{path} is missing"
+        except StoreTooNew as error:
+            findings.newer[name] = str(error)
+        except DamagedEntry as error:
+            findings.damaged[name] = str(error)
+        except OSError as error:  # no permission, no descriptors left: the entry itself may be whole
+            findings.unopened[name] = str(error)
+        else:
+            findings.checked += 1
+            if entry.key.digest != key:
+                findings.damaged[name] = f"{path} holds entry {entry.key.digest}, not {key}"
+            elif entry.bytes != counted_bytes:
+                findings.sizes[name] = entry.bytes
+    return findings
 
 
 def _delete(files: EntryFiles, names: list[str]) -> int:
