@@ -25,11 +25,12 @@ from kvweave.state.knowledge_base_state import (
     KnowledgeBaseState,
     Progress,
     existing_kbs,
+    existing_paths,
     kb_folder,
     no_progress,
+    sources_from,
 )
 from kvweave.state.metadata import KBMetadata
-from kvweave.state.paths import existing_paths, sources_from
 from kvweave.types import Message, Prompt, QuestionContext
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kvweave.index import word_index
+from kvweave.index import vector_index
 from kvweave.index.documents import document_version
 from kvweave.index.lance import FTS
 from kvweave.index.vector_index import VectorIndex, _arrow_table
-from kvweave.index.words import index_words, query_words
+from kvweave.index.words import COLUMN, index_words, query_words
 from kvweave.types import Chunk
 
 D = 8
@@ -147,7 +147,7 @@ def earlier_index(folder, texts):
         chunks("/a", *texts), np.tile(NEAR, (len(texts), 1)), 1.0, VectorIndex(folder / "x", D)._schema
     )
     connection = lancedb.connect(folder / "vectors")
-    table = connection.create_table("chunks", rows.drop_columns([word_index.COLUMN]))
+    table = connection.create_table("chunks", rows.drop_columns([COLUMN]))
     table.create_index("text", config=FTS(), replace=False)
     return table
 
@@ -158,28 +158,26 @@ def test_an_earlier_index_gets_words_once_and_keeps_its_rows(tmp_path):
     index = VectorIndex(tmp_path / "vectors", D)
     assert index.search("续签", FAR, 1, visible("/a"))[0].text == "合同续签日期"
     after = index._table.to_arrow().sort_by("position")
-    assert after.drop_columns([word_index.COLUMN]).equals(
-        before.select(after.drop_columns([word_index.COLUMN]).column_names)
-    )
-    assert [each.columns for each in index._table.list_indices()] == [[word_index.COLUMN]]
+    assert after.drop_columns([COLUMN]).equals(before.select(after.drop_columns([COLUMN]).column_names))
+    assert [each.columns for each in index._table.list_indices()] == [[COLUMN]]
     version = index._table.version
     assert VectorIndex(tmp_path / "vectors", D)._table.version == version
 
 
-@pytest.mark.parametrize("step", ["_add_column", "_merge", "_create_index", "_drop_others"])
+@pytest.mark.parametrize("step", ["_add_word_column", "_merge_words", "_create_word_index", "_drop_others"])
 def test_a_conversion_that_breaks_off_is_continued(tmp_path, monkeypatch, step):
     earlier_index(tmp_path, ["合同续签日期", "two", "three"])
-    whole = getattr(word_index, step)
+    whole = getattr(vector_index, step)
 
     def broken(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(word_index, step, broken)
+    monkeypatch.setattr(vector_index, step, broken)
     with pytest.raises(KeyboardInterrupt):
         VectorIndex(tmp_path / "vectors", D)
-    monkeypatch.setattr(word_index, step, whole)
+    monkeypatch.setattr(vector_index, step, whole)
     index = VectorIndex(tmp_path / "vectors", D)
-    assert [each.columns for each in index._table.list_indices()] == [[word_index.COLUMN]]
+    assert [each.columns for each in index._table.list_indices()] == [[COLUMN]]
     assert index.search("续签", FAR, 1, visible("/a"))[0].reason.word_rank == 1
     assert len(index.search("two", FAR, 5, visible("/a"))) == 3
 
@@ -193,14 +191,14 @@ def test_several_that_open_an_earlier_index_at_once_convert_it_together(tmp_path
     for index in opened:
         assert index._table.count_rows() == len(texts)
         assert index.search("number7", FAR, 1, visible("/a"))[0].text == texts[7]
-        assert [each.columns for each in index._table.list_indices()] == [[word_index.COLUMN]]
+        assert [each.columns for each in index._table.list_indices()] == [[COLUMN]]
 
 
 def test_rows_that_an_earlier_version_adds_get_their_words_by_a_sweep(tmp_path):
     index = VectorIndex(tmp_path / "vectors", D)
     index.add(chunks("/a", "one"), NEAR[None])
     rows = _arrow_table(chunks("/b", "国際標準化"), NEAR[None], 1.0, index._schema)
-    index._table.add(rows.drop_columns([word_index.COLUMN]))
+    index._table.add(rows.drop_columns([COLUMN]))
     seen = visible("/a", "/b")
     assert {each.text for each in index.search("標準", NEAR, 5, seen)} == {"one", "国際標準化"}
     index.sweep(seen)
@@ -213,7 +211,7 @@ def test_an_earlier_index_that_cannot_be_written_to_is_searched_as_it_is(tmp_pat
     def refused(*given):
         raise OSError("Read-only file system")
 
-    monkeypatch.setattr(word_index, "_add_column", refused)
+    monkeypatch.setattr(vector_index, "_add_word_column", refused)
     index = VectorIndex(tmp_path / "vectors", D)
     assert "Read-only" in caplog.text
     assert index.search("zebras", FAR, 2, visible("/a"))[0].text == "the zebra"
@@ -221,7 +219,7 @@ def test_an_earlier_index_that_cannot_be_written_to_is_searched_as_it_is(tmp_pat
 
 def test_the_column_is_named_by_its_version():
     """A change of the words without a new version would leave old words in indexes; raise VERSION with these."""
-    assert word_index.COLUMN == "words_1"
+    assert COLUMN == "words_1"
     text = "The Who played in Leeds. Zebras: E-4012, Anna's 合同 пароля"
     expected = "4012 ^who anna anna's e-4012 in leeds played the who zebras ~anna ~leed ~play ~zebra ~парол пароля 合 合同 同"
     assert sorted(set(index_words(text).split())) == sorted(expected.split())

@@ -11,7 +11,7 @@ import tiny_kb
 from killed_processes import victims
 from kvweave.background import runner
 from kvweave.database import Database
-from kvweave.documents import chunk_preparation, indexing, missing_vectors
+from kvweave.documents import chunk_preparation, indexing
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.errors import StoreFull, StoreReadOnly
 from kvweave.kvstore.tiers.disk import EntryFiles
@@ -237,7 +237,7 @@ def test_a_knowledge_base_that_was_emptied_meanwhile_ends_the_work(base, documen
 def add_and_count(loaded, acknowledge, home, documents):
     """Add, and acknowledge each embedded text and each computed chunk."""
     indexing.BATCH_CHUNKS = BATCH
-    missing_vectors._batch_chunks = lambda: BATCH
+    chunk_preparation._embedded_chunks = lambda: BATCH
     with open_tiny(home) as base:
         counted(base, acknowledge)
         base.add(documents, wait=False)
@@ -272,7 +272,7 @@ KILLS, CHUNKS, BATCH = 3, 72, 6
 @pytest.mark.timeout(600)
 def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(missing_vectors, "_batch_chunks", lambda: BATCH)
+    monkeypatch.setattr(chunk_preparation, "_embedded_chunks", lambda: BATCH)
     home, documents = tmp_path / "home", tmp_path / "documents"
     documents.mkdir()
     for number in range(CHUNKS // 3):

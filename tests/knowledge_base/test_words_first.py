@@ -6,7 +6,7 @@ import time
 import pytest
 import tiny_kb
 
-from kvweave.documents import indexing, missing_vectors
+from kvweave.documents import chunk_preparation, indexing
 from kvweave.errors import KnowledgeBaseError
 from kvweave.index.vector_index import VectorIndex
 from kvweave.state.knowledge_base_state import no_progress
@@ -18,7 +18,7 @@ QUESTION = "the north of Note 3"
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(missing_vectors, "_batch_chunks", lambda: BATCH)
+    monkeypatch.setattr(chunk_preparation, "_embedded_chunks", lambda: BATCH)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import Final, Protocol
 
 from kvweave.errors import InvalidRequest, MissingExtra
 from kvweave.results import AddReport
-from kvweave.state.knowledge_base_state import Progress, no_progress
-from kvweave.state.paths import existing_paths
+from kvweave.state.knowledge_base_state import Progress, existing_paths, no_progress
 
 _QUIET_MS: Final = 500
 """How long no file must have changed before a group of changes is looked at."""

@@ -1,21 +1,27 @@
-"""Reads risky files in a process of its own: a reader that crashes, hangs or takes all memory costs one file alone."""
+"""Reads risky files in a process of its own: a reader that crashes, hangs or takes all memory costs one file alone.
+
+That process is `python -m kvweave.documents.reader_process`. It reads requests from standard input, and writes "still alive" and
+results to standard output, each pickled behind its length.
+"""
 
 import os
+import pickle
 import selectors
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 from kvweave.cancellation import check_cancelled
 from kvweave.documents.extracted import ReadContext
 from kvweave.documents.file_types import content_suffix
-from kvweave.documents.reader_worker import LENGTH, MEMORY_BYTES, send
 from kvweave.documents.readers import RISKY, ReadFile, read_file
-from kvweave.errors import KvweaveError, UnreadableDocument
+from kvweave.errors import DocumentError, KvweaveError, MissingExtra, UnreadableDocument
 
 STEP_LIMIT_S = 60.0
 """Longest time for one page, sheet, slide, chapter or message, and for a file that has no such parts."""
@@ -25,6 +31,14 @@ FILE_LIMIT_S = 900.0
 
 _POLL_S: Final = 0.2
 _PIECE_BYTES: Final = 1 << 20
+
+
+_LENGTH: Final = struct.Struct(">Q")
+MEMORY_BYTES: Final = 4 * 2**30
+"""Address space that a reader may take; a file that unpacks to more is refused."""
+
+CPU_LIMIT_S: Final = 1000
+"""More than the process that waits for a file allows for it."""
 
 
 class FileReader:
@@ -76,7 +90,7 @@ class FileReader:
         assert process is not None
         assert process.stdin is not None
         try:
-            send(process.stdin, str(path.absolute()))
+            _send(process.stdin, str(path.absolute()))
         except BrokenPipeError:
             raise self._died(process) from None
         began = time.monotonic()
@@ -101,7 +115,7 @@ class FileReader:
         self._kill()
         paths = os.pathsep.join(os.path.abspath(each) for each in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvweave.documents.reader_worker"],
+            [sys.executable, "-m", "kvweave.documents.reader_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -110,7 +124,7 @@ class FileReader:
         )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            send(self._process.stdin, self._known)
+            _send(self._process.stdin, self._known)
 
     def _died(self, process: subprocess.Popen[bytes]) -> UnreadableDocument:
         code = process.wait()
@@ -140,8 +154,6 @@ class _Replies:
 
     def received(self) -> list[Any]:
         """Return the values that have come whole; None means that the reader is alive."""
-        import pickle
-
         with selectors.DefaultSelector() as selector:
             selector.register(self._file, selectors.EVENT_READ)
             if selector.select(_POLL_S):
@@ -149,10 +161,67 @@ class _Replies:
                 self._data += data
                 self.ended = not data
         values = []
-        while len(self._data) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
+        while len(self._data) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
             if len(self._data) < end:
                 break
-            values.append(pickle.loads(bytes(self._data[LENGTH.size : end])))
+            values.append(pickle.loads(bytes(self._data[_LENGTH.size : end])))
             del self._data[:end]
         return values
+
+
+# What the process does
+
+
+def _send(stream: IO[bytes], value: Any) -> None:
+    """Write one value behind its length."""
+    data = pickle.dumps(value)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _received(stream: IO[bytes]) -> Iterator[Any]:
+    """Yield values until the stream ends."""
+    while len(length := stream.read(_LENGTH.size)) == _LENGTH.size:
+        yield pickle.loads(stream.read(_LENGTH.unpack(length)[0]))
+
+
+def main() -> None:
+    """Read the files that standard input names, until it ends."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not come between
+    _limit_memory()
+    requests = _received(sys.stdin.buffer)
+    known: frozenset[str] = next(requests, frozenset())
+    ctx = ReadContext(lambda: _send(replies, None), known)
+    for path in requests:
+        _limit_time()
+        try:
+            outcome: Any = read_file(Path(path), ctx)
+        except (DocumentError, MissingExtra) as error:
+            outcome = error
+        except MemoryError:
+            outcome = MemoryError()
+        _send(replies, outcome)
+
+
+def _limit_memory() -> None:
+    with suppress(ImportError, ValueError, OSError):  # where the system has no such limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _limit_time() -> None:
+    """Let the system end this process if it works on and on at one file, and the process that waits for it is gone."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = int(used.ru_utime + used.ru_stime) + CPU_LIMIT_S
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        main()

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
-from kvweave.index import word_index
 from kvweave.index.documents import document_version, row_id
-from kvweave.index.lance import lancedb
+from kvweave.index.lance import FTS, lancedb
 from kvweave.index.search import (
     FoundChunk,
     Rerank,
+    has_word_index,
     hybrid_search,
     in_list,
     nearest_texts,
@@ -41,6 +41,16 @@ RERANKED: Final = 20
 """At least so many chunks are put before a reranking model."""
 _MOST_UNCOUNTED: Final = 1000
 """A search for more chunks than this asks first how many there are: the index reserves room for all it is asked for."""
+
+_WORDS_FIELD: Final = pa.field(COLUMN, pa.string())
+"""Null in rows that a process of another version has written, until `_fill_words`."""
+
+_TEXT: Final = "text"
+_COLUMN_PREFIX: Final = "words_"
+_FILLED_ROWS: Final = 2000
+
+Commit = Callable[[Callable[[], Any]], Any]
+"""Runs an action that commits, again after a conflict with another process."""
 
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
@@ -226,7 +236,7 @@ class VectorIndex:
         old = self._table.search().where(f"written_s <= {before!r}").select(["version"])
         versions = set(old.to_arrow()["version"].to_pylist())
         deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
-        word_index.fill(self._table, _retried)
+        _fill_words(self._table, _retried)
         self._compact(max(grace_s, 0.001))
         return deleted
 
@@ -256,7 +266,7 @@ class VectorIndex:
 
     def _prepare_word_index(self) -> None:
         try:
-            word_index.prepare(self._table, _retried)
+            _prepare_words(self._table, _retried)
         except (RuntimeError, ValueError, OSError) as error:
             # A folder that cannot be written to: words are then compared in the way of the index that is there.
             _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
@@ -317,7 +327,7 @@ def _table_schema(dimensions: int) -> pa.Schema:
             pa.field("end", pa.int64(), nullable=False),
             pa.field("digest", pa.string(), nullable=False),
             pa.field("text", pa.string(), nullable=False),
-            word_index.FIELD,
+            _WORDS_FIELD,
             pa.field("written_s", pa.float64(), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), dimensions)),  # null until it is written
         ]
@@ -358,3 +368,73 @@ def _versions_and_positions(chunks: Iterable[Chunk]) -> list[tuple[str, int]]:
         places.append((version, counts[version]))
         counts[version] += 1
     return places
+
+
+# The column with the words of each text, and its index
+#
+# The column's name holds the version of what the words are. A table of another version gets a new column, which is filled and
+# indexed before the old one goes: a search always has one that is whole. Each step is one commit of LanceDB, and the next process
+# continues after a crash between two of them.
+
+
+def _prepare_words(table: Any, commit: Commit) -> None:
+    """Create the column and its index where they are missing, then drop what other versions had."""
+    if not has_word_index(table):
+        rows = table.count_rows()
+        if rows:
+            _log.warning("indexing the words of %d chunks; this is done once", rows)
+        commit(lambda: _add_word_column(table))
+        _fill_words(table, commit)
+        commit(lambda: _create_word_index(table))
+    if _other_indexes(table):
+        commit(lambda: _drop_others(table))
+
+
+def _fill_words(table: Any, commit: Commit) -> None:
+    """Write the words of rows that have none."""
+    while True:
+        missing = table.search().where(f"{COLUMN} IS NULL").select(["row_id", _TEXT]).limit(_FILLED_ROWS)
+        texts = {row["row_id"]: row[_TEXT] for row in missing.to_list()}
+        if not texts:
+            return
+        words = pa.table({"row_id": list(texts), COLUMN: [index_words(text) for text in texts.values()]})
+        if not commit(partial(_merge_words, table, words)).num_updated_rows:
+            return  # another process has deleted these rows; later ones wait for the next call
+
+
+def _other_indexes(table: Any) -> list[str]:
+    return [index.name for index in table.list_indices() if index.columns != [COLUMN]]
+
+
+def _add_word_column(table: Any) -> None:
+    if COLUMN not in table.schema.names:
+        table.add_columns(_WORDS_FIELD)
+
+
+def _merge_words(table: Any, words: pa.Table) -> Any:
+    return table.merge_insert("row_id").when_matched_update_all().execute(words)
+
+
+def _create_word_index(table: Any) -> None:
+    if not has_word_index(table):
+        words_alone = FTS(
+            base_tokenizer="whitespace",
+            max_token_length=None,
+            lower_case=False,
+            stem=False,
+            remove_stop_words=False,
+            ascii_folding=False,
+        )
+        table.create_index(COLUMN, config=words_alone, replace=False)
+
+
+def _drop_others(table: Any) -> None:
+    for name in _other_indexes(table):
+        try:
+            table.drop_index(name)
+        except RuntimeError:
+            if name in _other_indexes(table):  # else another process was quicker
+                raise
+    others = [name for name in table.schema.names if name.startswith(_COLUMN_PREFIX) and name != COLUMN]
+    if others:
+        table.drop_columns(others)

@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from kvweave.server import errors, operations
-from kvweave.server.bases import conversations, upload_route
+from kvweave.server.bases import conversations, uploads
 from kvweave.server.bases import routes as knowledge_bases
 from kvweave.server.middleware import (
     ID_HEADER,
@@ -35,7 +35,7 @@ ROUTERS: Final = tuple(
         embeddings,
         knowledge_bases,
         conversations,
-        upload_route,
+        uploads,
         operations,
     )
 )
