@@ -6,7 +6,7 @@ from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answer_cache.worth import LEAST_ASKED, LEAST_WORK
 from kvweave.background import jobs as background_jobs
 from kvweave.background import prediction as question_prediction
-from kvweave.background.greedy_reply import counted_rows
+from kvweave.background.budget_trials import counted_rows
 from kvweave.background.paraphrases import Paraphraser, changes_meaning
 from kvweave.background.prediction import QuestionPredictor, request_prompt
 from kvweave.background.prompts import FewShotPrompts

@@ -1,20 +1,99 @@
 """Compares budgets with a reply: what each keeps of it, on KV that is prepared for the comparison alone."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+from torch import Tensor
+
+from kvweave.answering.generation import Decoded, generate
 from kvweave.answering.settings import AskOptions
-from kvweave.background.greedy_reply import Reply
 from kvweave.config import Config
 from kvweave.errors import StoreFull
 from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.kv_store import KVStore
+from kvweave.models.adapter import Adapter
+from kvweave.models.attention import attention_modules
 from kvweave.recipes.candidates import Candidate, candidates
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.recipe import Recipe, run
+from kvweave.results import Plan
 from kvweave.state.calibration_results import Measured, Trial, allowed_losses, summarised
 from kvweave.state.components import ListedCorpus, RequestContext
 from kvweave.state.knowledge_base_state import CALIBRATION_FOLDER, KnowledgeBaseState
 from kvweave.types import TokenizedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A greedy reply, and the tokens that ran through the model for its prompt, as a share of the prompt's."""
+
+    plan: Plan
+    first_token: int
+    ids: tuple[int, ...]
+    text: tuple[str, str]
+    passes: float
+
+    @staticmethod
+    def of(
+        adapter: Adapter,
+        store: KVStore,
+        recipe: Recipe,
+        prompt: TokenizedPrompt,
+        options: AskOptions,
+        drafts: Sequence[tuple[int, ...]] = (),
+    ) -> "Reply":
+        """Prefill and decode as a request does; `drafts` are verified in few passes and change nothing."""
+        with counted_rows(adapter) as counted:
+            result = run(recipe, adapter, store, prompt)
+        most = min(
+            options.max_new_tokens(adapter.geometry.context_tokens),
+            max(1, adapter.geometry.context_tokens - prompt.tokens),
+        )
+        decoded = Decoded()
+        for _ in generate(
+            adapter,
+            result.kv_cache,
+            prompt.token_ids,
+            result.logits,
+            options.generation,
+            most,
+            decoded,
+            drafts=drafts,
+            form=prompt.reply,
+        ):
+            pass
+        rows = counted[0] / (adapter.geometry.layers * prompt.tokens)
+        text = decoded.reasoning, decoded.text.strip()
+        return Reply(result.plan, int(result.logits.argmax()), tuple(decoded.ids), text, rows)
+
+
+@contextmanager
+def counted_rows(adapter: Adapter) -> Iterator[list[int]]:
+    """Count the rows that go through each attention layer in this context and thread, in a list of one number.
+
+    A layer that a selecting pass stops in, after its keys and values, does not count.
+    """
+    counted, thread = [0], threading.get_ident()
+
+    def count(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if threading.get_ident() == thread:
+            hidden = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            counted[0] += hidden.shape[-2]
+
+    handles = [
+        module.register_forward_hook(count, with_kwargs=True)
+        for module in attention_modules(adapter.model).values()
+    ]
+    try:
+        yield counted
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class BudgetTrials:

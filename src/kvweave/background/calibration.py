@@ -16,8 +16,7 @@ from kvweave.answer_cache.predictions import HISTORY_LIMIT
 from kvweave.answer_cache.records import AnswerSettings
 from kvweave.answering.kb_question import tokenized_prompt_for
 from kvweave.answering.settings import AskOptions, CallOptions, Settings
-from kvweave.background.budget_trials import BudgetTrials
-from kvweave.background.greedy_reply import Reply, counted_rows
+from kvweave.background.budget_trials import BudgetTrials, Reply, counted_rows
 from kvweave.background.precompute import prepare_context
 from kvweave.background.step import Step
 from kvweave.background.weights_trial import WeightsTrials

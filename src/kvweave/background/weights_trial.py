@@ -13,8 +13,7 @@ from typing import Final
 import torch
 
 from kvweave.answering.settings import AskOptions
-from kvweave.background.budget_trials import BudgetTrials
-from kvweave.background.greedy_reply import Reply
+from kvweave.background.budget_trials import BudgetTrials, Reply
 from kvweave.background.step import Step
 from kvweave.errors import InvalidRequest, NotEnoughMemory
 from kvweave.kvstore.memory_store import MemoryStore
