@@ -36,6 +36,7 @@ from evaluation_page import (
     written_requests,
 )
 from methods_page import methods_page, tasks_page
+from natural_page import FILES as NATURAL_FILES
 from natural_page import parts as natural_parts
 from prediction_page import predicted_questions
 from real_models_page import FILES as REAL_MODEL_FILES
@@ -215,20 +216,7 @@ def main() -> None:
         ),
         docs / "natural.md": with_parts(
             docs / "natural.md",
-            **natural_parts(
-                [results(f"natural{length}.json") for length in ("_1k", "", "_4k", "_8k")],
-                results("natural_ratios.json"),
-                results("natural_retrieval.json"),
-                results("languages.json"),
-                results("answer_check.json"),
-                results("natural_answers.json"),
-                [
-                    results("natural_others.json"),
-                    results("natural_storage.json"),
-                ],
-                [results("natural_budgets.json"), results("natural_budgets_4k.json")],
-                results("neutral.json"),
-            ),
+            **natural_parts({name: results(name) for name in NATURAL_FILES}),
         ),
         docs / "serving.md": with_parts(
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})

@@ -1,6 +1,6 @@
 """lab/docs/methods.md and lab/docs/methods-by-task.md: every recipe's docstring and measurements.
 
-Reads no files: `build.py` passes results, None for what did not run.
+It reads no files: `build.py` passes the results, or None for an experiment that did not run.
 """
 
 import inspect
@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markdown_parts import NOT_MEASURED, Result, folded, header
 from markdown_parts import row as table_row
-from methods_findings import on_own_preparation, own_verdicts, what_follows, what_follows_by_task
+from methods_findings import (
+    level_with_own,
+    on_own_preparation,
+    own_comparisons,
+    what_follows,
+    what_follows_by_task,
+)
 from neutral_tables import NEVER, against_the_text, by_bytes, by_task, commands, estimate
 
 from kvweave.recipes.methods import name_parts
@@ -39,30 +45,35 @@ def methods_page(
     cost: Result | None,
     images: Iterable[str],
 ) -> str:
-    """Return the page.
+    """Return the text of lab/docs/methods.md.
 
-    `neutral` has the tasks that favour no placement, `permuted` the same with chunks against the order of the text, `fixed` three tasks by ratio that favour the beginnings of chunks.
-    `images` are the names of files in lab/docs/images.
+    Args:
+        methods: every recipe's name and the function that makes it.
+        neutral: scores on tasks that favour no placement.
+        permuted: scores on the same tasks with chunks against the order of the text.
+        fixed: scores by ratio on three tasks that favour the beginnings of chunks.
+        cost: times of selecting tokens.
+        images: names of the files in lab/docs/images.
     """
     shares = {row["recipe"]: row for row in cost["rows"]} if cost else {}
     return "\n".join(
         [
             "# Methods",
             "",
-            *what_follows(neutral, fixed, cost),
-            "Every recipe by its name. `kvweave ask --recipe NAME` runs it, `--prepare NAME` gives it chunks with another preparation,",
-            "`--ratio` or `--coverage` sets how much it recomputes. `lab/pages/build.py` writes this page from the recipes' docstrings",
-            "and the results of `lab/experiments/`. Which recipe to take: [recipes](../../docs/guide/recipes.md).",
-            "The commands that repeat a table are folded beside it.",
+            *what_follows(neutral, cost),
+            "`kvweave ask --recipe NAME` runs a recipe, `--prepare NAME` gives it chunks with another preparation, and `--ratio` or",
+            "`--coverage` sets how much it recomputes. The [guide](../../docs/guide/recipes.md) helps to choose one. `lab/pages/build.py`",
+            "writes this page from the recipes' docstrings and the results of `lab/experiments/`. The commands that repeat a table are",
+            "folded below it.",
             "",
             "## Neutral tasks",
             "",
-            "The distance between a cut and the sentence that refers back is drawn, and so is the place of what it refers to; see",
-            "[the tasks](evaluation.md#tasks). Each recipe on its own preparation:",
+            "In these [tasks](evaluation.md#tasks) some sentences refer to an earlier one. How far such a sentence is from the start of its",
+            "chunk is drawn at random, and so is the place of the sentence it refers to. The table has each recipe on its own preparation:",
             "",
             *by_task(neutral),
             *by_bytes(neutral),
-            *(own_verdicts(neutral) if neutral else ()),
+            *(own_comparisons(neutral) if neutral else ()),
             "### Chunks against the order of the text",
             "",
             *against_the_text(permuted, neutral),
@@ -71,11 +82,12 @@ def methods_page(
             *_matrices(neutral),
             "## Tasks that favour a placement",
             "",
-            "In these the sentence that refers back starts the chunk behind the one it refers to. That favours recipes that repair the",
-            "beginnings of chunks, and those that prepare a chunk behind the one before it.",
+            "In these tasks the sentence that refers back is the first of its chunk, and the sentence it refers to is in the chunk before.",
+            "That favours recipes that repair the beginnings of chunks, and those that prepare a chunk after the one before it.",
             "",
             _EARLIER,
             "",
+            *level_with_own(fixed),
             *_scores(fixed, [OVERALL]),
             *_image_lines(images),
             "## What selecting costs",
@@ -95,31 +107,32 @@ def methods_page(
 
 
 _EARLIER = (
-    "Measured when `weave` prepared chunks after the one before alone: `weave` here is nearly today's `following+weave`. "
-    "`woven` was after ten similar chunks then, not five."
+    "These scores are from a time when `weave` prepared a chunk only after the one before it, so `weave` here is nearly today's "
+    "`following+weave`. The preparation `woven` then used ten similar chunks instead of five."
 )
 
 _NOT_HERE = (
     "## Known, and not built",
     "",
-    "Two methods of 2026 store something else than KV, or train for it. Both are described from short accounts, not from their papers.",
+    "Two methods of 2026 do not store KV, or train vectors to store with it. These descriptions rest on short accounts, not on the papers.",
     "",
-    "**SIFT** (arXiv 2606.09441) stores no KV. Two bit vectors of each document say where attention is high. It claims a first token 1.71"
-    " times sooner within 1 % of the accuracy and 24,000 times fewer bytes, and argues that reusing KV loses where disks are slow. Here it"
-    " would need the vectors as a feature of each chunk, made at indexing time, and an attention operator that skips what they leave out. As"
-    " no KV is stored, every row of a prompt is computed again. Not known here: how the vectors are made, whether layers and heads have their"
-    " own, on which models and lengths it was measured, and whether code is public.",
+    "**SIFT** (arXiv 2606.09441) stores no KV. For each document it stores two bit vectors that mark the tokens with high attention. It"
+    " claims a first token 1.71 times sooner, an accuracy within 1 %, and 24,000 times fewer bytes, and argues that reusing KV is slower"
+    " where disks are slow. In kvweave it would need the vectors as a feature of each chunk, computed at indexing time, and an attention"
+    " operator that skips the unmarked tokens. As no KV is stored, every row of a prompt is computed again. We do not know how the"
+    " vectors are made, whether each layer and head has its own, on which models and lengths it was measured, and whether the code is"
+    " public.",
     "",
-    "**KV Packet** (April 2026; public code, MIT) recomputes nothing. Trained vectors, a header and a trailer, stand around the KV of each"
-    " document and take 0.4–6 % more storage. They are trained for each model. Here they would need that training in the lab, a preparation"
-    " of its own that stores them beside a chunk's KV, and a place for them between the chunks of a prompt. Not known here: the quality of"
-    " its answers beside the recipes above, and how far vectors trained on one kind of text serve another.",
+    "**KV Packet** (April 2026; public code, MIT) recomputes nothing. It puts trained vectors, a header and a trailer, around the KV of each"
+    " document; they take 0.4–6 % more storage and are trained for each model. In kvweave it would need that training in the lab, a"
+    " preparation that stores the vectors with a chunk's KV, and a place for them between the chunks of a prompt. We do not know how its"
+    " answers compare with those of the recipes above, and whether vectors trained on one kind of text serve another kind.",
     "",
 )
 
 
 def tasks_page(quality: Result | None) -> str:
-    """Return the page with the same scores task by task."""
+    """Return the text of lab/docs/methods-by-task.md."""
     tasks = dict.fromkeys(row["task"] for row in quality["rows"]) if quality else []
     return "\n".join(
         [
@@ -136,7 +149,7 @@ def tasks_page(quality: Result | None) -> str:
 
 
 def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
-    """Return scores by recipe and ratio, length by length and task by task; normalised ones for the mean over tasks."""
+    """Return a table of scores by recipe and ratio for each length and task; the mean over tasks has normalised scores too."""
     if quality is None:
         return [NOT_MEASURED, ""]
     lines = [
@@ -161,7 +174,7 @@ def _scores(quality: Result | None, tasks: Sequence[str]) -> list[str]:
 
 
 def _by_ratio(rows: Sequence[Result], measure: str) -> list[str]:
-    """Return a line per recipe, a column per ratio; coverages have a table of their own, with the tokens computed."""
+    """Return a table with a line per recipe and a column per ratio, and a second one for budgets given as coverage."""
     ratios = sorted({row["ratio"] for row in rows if row["ratio"] is not None})
     cells = {(row["recipe"], row["ratio"]): row for row in rows}
     lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios))
@@ -188,7 +201,7 @@ def _title(name: str) -> str:
 
 
 def _matrices(quality: Result | None) -> list[str]:
-    """Return score, normalised score and gain per cell; per preparation, how many selectors it lifts."""
+    """Return the matrices of selectors and preparations, and how many selectors each preparation improves."""
     matrices = (quality or {}).get("matrices") or []
     if not matrices:
         return [NOT_MEASURED, ""]
@@ -204,7 +217,7 @@ def _matrices(quality: Result | None) -> list[str]:
         for selector in matrix["selectors"]:
             found = (cells.get((selector, preparation)) for preparation in matrix["preparations"])
             lines.append(table_row(f"`{selector}`", *map(_cell, found)))
-        lines += ["", *(f"- {verdict}" for verdict in _verdicts(matrix)), ""]
+        lines += ["", *_gains(matrix), ""]
     return lines
 
 
@@ -217,7 +230,7 @@ def _cell(cell: Result | None) -> str:
     return "<br>".join(parts)
 
 
-def _verdicts(matrix: Result) -> list[str]:
+def _gains(matrix: Result) -> list[str]:
     found = []
     for preparation in matrix["preparations"]:
         gains = [
@@ -226,10 +239,11 @@ def _verdicts(matrix: Result) -> list[str]:
             if cell["preparation"] == preparation and cell["gain_interval"] is not None
         ]
         if gains:
-            lifted, lowered = sum(low > 0 for low, _ in gains), sum(high < 0 for _, high in gains)
-            found.append(
-                f"`{preparation}` lifts {lifted} of {len(gains)} selectors and lowers {lowered}; of the others the interval holds 0."
-            )
+            better, worse = sum(low > 0 for low, _ in gains), sum(high < 0 for _, high in gains)
+            counts = f"{better} of {len(gains)} selectors score higher, {worse} lower"
+            if not better and not worse:
+                counts = f"no significant change ({len(gains)} selector{'s' * (len(gains) > 1)})"
+            found.append(f"- `{preparation}`: {counts}.")
     return found
 
 
@@ -240,7 +254,7 @@ def _costs(cost: Result | None) -> list[str]:
     lines = [
         f"As a share of full prefill of {cost['prompt_tokens']:,} tokens ({cost['full_s']:.2f} s) in the shape of {cost['shape']} "
         f"({cost['dtype']}, random weights, {where}), chunks of {cost['chunk_tokens']} tokens, ratio {cost['ratio']:g}: median of "
-        f"{cost['repeats']} interleaved repeats, and their range. Laying out stored KV counts for the whole, not for the selection.",
+        f"{cost['repeats']} interleaved repeats, and their range. The time to lay out stored KV is part of the time to the first token, not of the selection.",
         "",
         *header("recipe", "selection", "until the first token"),
     ]
@@ -257,11 +271,11 @@ def _share(row: Result, name: str) -> str:
 
 
 def _dates(neutral: Result | None, fixed: Result | None) -> list[str]:
-    """Return of when and of which tasks the scores of the methods are."""
+    """Return a note on the dates and tasks of the scores in the methods' sections."""
     if not neutral or not fixed:
         return []
     return [
-        f"*Measured* below: scores on the neutral tasks are of {neutral['date']}; normalised ones are of the tasks that favour a placement, "
+        f"Under *Measured*, scores on the neutral tasks are from {neutral['date']}. Normalised scores are from the tasks that favour a placement, "
         f"{fixed['date']}. {_EARLIER}",
         "",
     ]

@@ -1,11 +1,20 @@
-"""The generated parts of lab/docs/natural.md: recipes beside full attention on a real model, and what retrieval found."""
+"""The generated parts of lab/docs/natural.md: every recipe compared with full attention on a real model, and retrieval."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markdown_parts import NOT_MEASURED, Result, between, table
 
 from kvweave_lab.eval.rows import OVERALL
+
+RUNS = ("natural_1k.json", "natural.json", "natural_4k.json", "natural_8k.json")
+"""The main runs, one for each length of context."""
+RATIOS, RETRIEVAL, LANGUAGES = "natural_ratios.json", "natural_retrieval.json", "languages.json"
+CHECK, ANSWERS, NEUTRAL = "answer_check.json", "natural_answers.json", "neutral.json"
+OTHERS = ("natural_others.json", "natural_storage.json")
+"""Recipes and storages that the main runs leave out."""
+BUDGETS = ("natural_budgets.json", "natural_budgets_4k.json")
+FILES = (*RUNS, RATIOS, RETRIEVAL, LANGUAGES, CHECK, ANSWERS, NEUTRAL, *OTHERS, *BUDGETS)
 
 _OWN, _PREPARATION, _BYTES = "own", "preparation", "bytes"
 _TITLES = {
@@ -13,54 +22,34 @@ _TITLES = {
     _PREPARATION: "at equal preparation",
     _BYTES: "at equal stored bytes",
 }
+_GAPS = {"kl": "KL", "nll": "NLL"}
 
 
-def parts(
-    runs: Sequence[Result | None],
-    ratios: Result | None,
-    retrieved: Result | None,
-    asked: Result | None,
-    checked: Result | None,
-    answered: Result | None,
-    others: Sequence[Result | None],
-    budgets: Sequence[Result | None],
-    neutral: Result | None,
-) -> dict[str, str]:
-    """Return the page's parts by the names of their markers.
-
-    Each run is about one length, `ratios` about QCFuse at its own budgets, `others` about recipes and storages that are not in the runs,
-    `budgets` about other budgets than theirs, `neutral` about generated tasks on another model.
-    """
-    found = [run for run in runs if run is not None]
-    if not found or not all((ratios, retrieved, asked, checked, answered, neutral)):
-        names = (
-            "findings",
-            "defaults",
-            "kinds",
-            "recipes",
-            "comparisons",
-            "others",
-            "budgets",
-            "ratios",
-            "retrieval",
-            "languages",
-            "check",
-            "answers",
-        )
-        return dict.fromkeys(names, NOT_MEASURED)
+def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
+    """Return the page's parts by the names of their markers."""
+    runs = [run for run in map(results.get, RUNS) if run is not None]
+    found = {
+        name: result
+        for name in (RATIOS, RETRIEVAL, LANGUAGES, CHECK, ANSWERS, NEUTRAL)
+        if (result := results[name])
+    }
+    if not runs or len(found) < 6:
+        names = "findings preparations recipes comparisons defaults kinds others budgets ratios retrieval languages check answers"
+        return dict.fromkeys(names.split(), NOT_MEASURED)
     return {
-        "findings": "\n".join(map(findings, found)),
-        "recipes": "\n\n".join(map(recipes, found)),
-        "comparisons": "\n\n".join(map(comparisons, found)),
-        "defaults": defaults(found, neutral),
-        "kinds": kinds(found[0]),
-        "others": "\n\n".join(map(other_recipes, others)),
-        "budgets": "\n\n".join(map(at_budgets, budgets)),
-        "ratios": at_ratios(ratios),
-        "retrieval": retrieval(retrieved),
-        "languages": languages(asked),
-        "check": answer_check(checked),
-        "answers": answers(answered),
+        "findings": findings(runs),
+        "preparations": preparations(runs),
+        "recipes": "\n\n".join(map(recipes, runs)),
+        "comparisons": "\n\n".join(map(comparisons, runs)),
+        "defaults": defaults(runs, found[NEUTRAL]),
+        "kinds": kinds(runs[0]),
+        "others": "\n\n".join(other_recipes(results[name]) for name in OTHERS),
+        "budgets": "\n\n".join(at_budgets(results[name]) for name in BUDGETS),
+        "ratios": at_ratios(found[RATIOS]),
+        "retrieval": retrieval(found[RETRIEVAL]),
+        "languages": languages(found[LANGUAGES]),
+        "check": answer_check(found[CHECK]),
+        "answers": answers(found[ANSWERS]),
     }
 
 
@@ -69,74 +58,83 @@ def _conditions(found: Result) -> str:
     return f"{row['context_tokens']:,} tokens of context in chunks of up to {chunk}, {row['prompts']} prompts"
 
 
-def findings(found: Result) -> str:
-    """Return what the comparisons say of the method that all others are compared with."""
-    lines = [*_gap(found)]
-    own = found["comparisons"][0]["against"].rpartition("+")[2]
-    for title, compared in _compared(found["comparisons"], own):
-        for measure, worse, better in (
-            ("kl", "farther from", "nearer to"),
-            ("nll", "worse than", "better than"),
-        ):
-            lines.append(f"  - {measure.upper()}, {title}: {_counted(compared, measure, worse, better)}")
-    return "\n".join(lines)
+def _length(run: Result) -> int:
+    return int(run["rows"][0]["context_tokens"])
 
 
-def _compared(comparisons: Sequence[Result], own: str) -> list[tuple[str, list[Result]]]:
-    """Return comparisons with our own method: on every preparation, and at the bytes of its own and of isolated chunks."""
-    found = {
-        _TITLES[_OWN]: [one for one in comparisons if one["by"] == _OWN],
-        _TITLES[_PREPARATION]: [one for one in comparisons if one["by"] == _PREPARATION],
-        f"{_TITLES[_BYTES]} as `{own}`": [
-            one for one in comparisons if (one["by"], one["against"]) == (_BYTES, own)
-        ],
-        f"{_TITLES[_BYTES]} as `isolated+{own}`": [
-            one for one in comparisons if (one["by"], one["against"]) == (_BYTES, f"isolated+{own}")
-        ],
-    }
-    return [(title, rows) for title, rows in found.items() if rows]
+def _by_recipe(run: Result) -> dict[str, Result]:
+    return {row["recipe"]: row for row in run["rows"] if row["context_tokens"] == _length(run)}
 
 
-def _gap(found: Result) -> list[str]:
-    """Return what reuse loses, and what the compared method wins back of it."""
-    length = found["rows"][0]["context_tokens"]  # that of `_conditions`
-    rows = {row["recipe"]: row for row in found["rows"] if row["context_tokens"] == length}
-    full, reuse, nothing = rows["full"], rows["reuse"], rows["no context"]
-    own = rows.get(found["comparisons"][0]["against"].rpartition("+")[2])
+def _own_method(run: Result) -> str:
+    """Return the method that the run compares all others with."""
+    return str(run["comparisons"][0]["against"].rpartition("+")[2])
+
+
+def findings(runs: Sequence[Result]) -> str:
+    """Return the summary: a column per length of context, the main numbers, then the counts of the comparisons."""
+    own, rows = _own_method(runs[0]), [_by_recipe(run) for run in runs]
+    nll = ("full", "reuse", own, "no context")
     lines = [
-        f"- {_conditions(found)}: NLL is {full['nll']:.3f} with full attention, {reuse['nll']:.3f} with plain reuse and "
-        f"{nothing['nll']:.3f} without any context, so reuse loses {(reuse['nll'] - full['nll']) / (nothing['nll'] - full['nll']):.0%} "
-        f"of what the context gives. The first token is full attention's in {reuse['same_first']:.0%} of the prompts."
+        ["prompts", *(f"{found[own]['prompts']}" for found in rows)],
+        [
+            f"NLL: full attention, plain reuse, `{own}`, no context",
+            *(", ".join(f"{found[name]['nll']:.3f}" for name in nll) for found in rows),
+        ],
+        [
+            f"full attention's first token: plain reuse, `{own}`",
+            *(", ".join(f"{found[name]['same_first']:.0%}" for name in ("reuse", own)) for found in rows),
+        ],
+        *(
+            [
+                f"gap in {title} that `{own}` recovers",
+                *(_between(found[own], f"{gap}_recovery", 2) for found in rows),
+            ]
+            for gap, title in _GAPS.items()
+        ),
+        *(
+            [f"{title}, {how}", *(_counts(_against(run, by, own), gap) for run in runs)]
+            for gap, title in _GAPS.items()
+            for by, how in _TITLES.items()
+        ),
     ]
-    if own:
-        of_its_kind = [row for row in rows.values() if row["method"] == own["method"]]
-        lines += map(_recovered, [own, *(row for row in of_its_kind if row != own)])
-    return lines
+    return "\n".join(table(("tokens of context", *(f"{_length(run):,}" for run in runs)), lines))
 
 
-def _recovered(row: Result) -> str:
-    return (
-        f"  - `{row['recipe']}` at {row['ratio']:.0%}, {row['offline_passes']:.2f} passes offline, recovers "
-        f"{_between(row, 'kl_recovery', 2)} of the gap in KL and {_between(row, 'nll_recovery', 2)} of that in NLL; the first token "
-        f"is the same in {row['same_first']:.0%}."
-    )
+def _against(run: Result, by: str, own: str) -> list[Result]:
+    """Return the comparisons of one sort; at equal bytes, only those with the recipe `own`."""
+    return [one for one in run["comparisons"] if one["by"] == by and (by != _BYTES or one["against"] == own)]
 
 
-def _counted(rows: list[Result], measure: str, worse: str, better: str) -> str:
-    interval = f"{measure}_interval"
-    above = sum(one[interval][0] > 0 for one in rows)
-    below = [f"`{one['recipe']}`" for one in rows if one[interval][1] < 0]
-    against = {one["against"] for one in rows}
-    method = (
-        f"`{against.pop()}`"
-        if len(against) == 1
-        else f"`{rows[0]['against'].rpartition('+')[2]}` on the same chunks"
-    )
-    than = f"full attention than {method}" if measure == "kl" else method
-    return (
-        f"of the {len(rows)} others measured, {above} {worse} {than}, {len(below)} {better.split()[0]}"
-        f"{' (' + ', '.join(below) + ')' if below else ''}, {len(rows) - above - len(below)} open."
-    )
+def _counts(pairs: Sequence[Result], measure: str) -> str:
+    """Return how many recipes are worse, level and better, with the names of one or two better ones."""
+    low, high = ([pair[f"{measure}_interval"][end] for pair in pairs] for end in (0, 1))
+    worse, better = sum(value > 0 for value in low), sum(value < 0 for value in high)
+    names = ", ".join(f"`{pair['recipe']}`" for pair, value in zip(pairs, high, strict=True) if value < 0)
+    counts = f"{worse} / {len(pairs) - worse - better} / {better}"
+    return f"{counts} ({names})" if 0 < better < 3 else counts
+
+
+def preparations(runs: Sequence[Result]) -> str:
+    """Return our own method on each preparation: costs, recovered shares and first tokens, a column per length."""
+    own, found = _own_method(runs[0]), [_by_recipe(run) for run in runs]
+    measures = {
+        "kl_recovery": "gap in KL recovered",
+        "nll_recovery": "gap in NLL recovered",
+        "same_first": "full attention's first token",
+    }
+    lines = []
+    for name in dict.fromkeys(name for rows in found for name, row in rows.items() if row["method"] == own):
+        cells = (f"{rows[name]['offline_passes']:.2f}" if name in rows else "–" for rows in found)
+        lines.append([f"`{name}`", "offline passes", *cells])
+        for measure, title in measures.items():
+            shares = (_between(rows[name], measure, 2) if name in rows else "–" for rows in found)
+            lines.append(["", title, *shares])
+        for measure, title in _GAPS.items():
+            pairs = (_against(run, _BYTES, name) for run in runs)
+            counts = (_counts(each, measure) if each else "–" for each in pairs)
+            lines.append(["", f"{title}, others {_TITLES[_BYTES]}", *counts])
+    return "\n".join(table(("recipe", "measure", *(f"{_length(run):,}" for run in runs)), lines))
 
 
 def recipes(found: Result) -> str:

@@ -510,11 +510,11 @@ class TestFiguresOfTheEvaluation:
         )
         assert "| no context | – | 0.250 |" in page
         assert (
-            "10%, at equal stored bytes: `weave` scores higher than 0 of 1 others, lower than `similar+reuse`."
+            "10%, at equal stored bytes: `weave` scores higher than 0 of 1 other recipes, lower than `similar+reuse`."
         ) in page
         assert (
-            "512 tokens of context, 10%: `weave` scores higher than 1 of 3 others, lower than `similar+reuse`;"
-            " the interval holds 0 for `naive`."
+            "512 tokens of context, 10%: `weave` scores higher than 1 of 3 other recipes, lower than `similar+reuse`;"
+            " there is no significant difference from `naive`."
         ) in page
         assert re.search(r"\| `reuse` \| 0% \|.* 0\.\d{3} \|", page)  # a column per task
         assert "| `reuse` | 3.1% (3.0%–4.0%) | 20.0% (19.0%–21.0%) |" in page
@@ -525,7 +525,7 @@ class TestFiguresOfTheEvaluation:
             "| `reuse` | 0.500 (0.400–0.600)<br>n – | 0.500 (0.400–0.600)<br>n –<br>+0.100 (+0.050–+0.200) |"
         )
         assert line in page
-        assert "`similar` lifts 1 of 1 selectors and lowers 0;" in page
+        assert "- `similar`: 1 of 1 selectors score higher, 0 lower." in page
         assert "![methods matrix 0.15 512](images/methods-matrix-0.15-512.png)" in page
         assert "other.png" not in page
         assert "selecting costs 3.1% (3.0%–4.0%) of full prefill" in page
