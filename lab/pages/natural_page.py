@@ -241,20 +241,15 @@ def defaults(found: Sequence[Result], neutral: Result | None) -> str:
     runs = [{row["recipe"]: row for row in run["rows"]} for run in found]
     lengths = [f"{run['rows'][0]['context_tokens']:,}" for run in found]
     columns = (
-        "recipe",
-        "recomputed",
-        "bytes/token",
-        "passes",
-        *(f"{measure} recovered, {length}" for measure in ("KL", "NLL") for length in lengths),
+        *("recipe", "recomputed", "bytes/token", "passes"),
+        *(f"recovered, {length} tokens: KL, NLL" for length in lengths),
         "neutral tasks",
     )
     rows = []
     for name in _DEFAULTS:
         own, first = [run.get(name) for run in runs], runs[0][name]
         cells = (
-            "–" if row is None else f"{row[measure]:.2f}"
-            for measure in ("kl_recovery", "nll_recovery")
-            for row in own
+            "–" if row is None else f"{row['kl_recovery']:.2f}, {row['nll_recovery']:.2f}" for row in own
         )
         score = scores.get(name)
         rows.append(

@@ -16,10 +16,14 @@ def speed_and_quality(
     recipe: str,
     ratio: float,
 ) -> str:
-    """Return one table: a recipe at its own ratio beside full prefill and plain reuse.
+    """Return README's table: full prefill, plain reuse and a recipe at its own ratio.
 
-    `speed` is of `kvweave bench ttft` and `natural` of `kvweave eval natural`, on one model and one length; `neutral` is of
-    `kvweave eval --tasks neutral`, on the shipped model.
+    Args:
+        speed: the result of `kvweave bench ttft`.
+        natural: the result of `kvweave eval natural` on the same model and length.
+        neutral: the result of `kvweave eval --tasks neutral` on the shipped model.
+        recipe: the name of the recipe.
+        ratio: the recipe's own ratio.
     """
     if speed is None or natural is None or neutral is None:
         return NOT_MEASURED
@@ -56,17 +60,16 @@ def speed_and_quality(
             *(f"{scored[name]:.3f}" for name in ("full_score", "reuse_score", "score")),
         ),
         "",
-        f"`{recipe}`, the default until [calibrated](docs/guide/recipes.md#calibration), recomputes {ratio:.0%}. First four rows: "
+        f"The last column is `{recipe}`, the default recipe until you [calibrate](docs/guide/recipes.md#calibration), with {ratio:.0%} of the tokens recomputed. The first four rows are of "
         f"{about['model']}, {' and '.join(dict.fromkeys((fast['dtype'], about['dtype'])))}, {fast['context_tokens']:,} tokens of retrieved text, {own['prompts']} questions, "
-        f"{fast['threads']} {fast['device'].upper()} threads{units}, exact KV in memory. **Last row: another model and length**, the shipped 10 MB "
-        f"model, {scored['context_tokens']:,} tokens, {scored['samples']:,} prompts. Measured on "
-        "[natural text](lab/docs/natural.md) and [generated tasks](lab/docs/methods.md).",
+        f"{fast['threads']} {fast['device'].upper()} threads{units}, with exact KV in memory, on [natural text](lab/docs/natural.md). **The last row is of another model and length**: "
+        f"the shipped 10 MB model on {scored['samples']:,} [generated prompts](lab/docs/methods.md) of {scored['context_tokens']:,} tokens.",
     ]
     return "\n".join(lines)
 
 
 def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/guide/recipes.md: accuracy over all tasks by ratio, and what selecting costs."""
+    """Return the table of docs/guide/recipes.md: accuracy by recipe and ratio, and the time to select tokens."""
     if quality is None or cost is None:
         return NOT_MEASURED
     overall = [one for one in quality["rows"] if one["task"] == OVERALL]
@@ -76,14 +79,14 @@ def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | N
     lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios), "selecting")
     for name in dict.fromkeys(recipe for recipe, _ in scores):
         if name in LAB["kvweave.recipes"] or "+" in name or name == "full":
-            continue  # a user of the package cannot choose it, it is not on its own preparation, or it is in the text
+            continue  # part of the lab, on another preparation, or named in the text
         cells = (scores.get((name, ratio), "") for ratio in ratios)
         lines.append(row(f"`{name}`", *cells, shares.get(name, "")))
     about = overall[0]
     return "\n".join(
         [
-            f"Accuracy by the share of stale tokens recomputed: mean over tasks that favour no placement, {about['samples']:,} prompts of {about['context_tokens']:,} "
-            f"tokens. Full attention: {scores['full', 1.0]}.{_prepared(scores)} Selecting: its time as a share of full prefill, {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']}, ratio "
+            f"The table has the accuracy by the share of stale tokens that are recomputed. It is the mean over tasks that favour no placement, {about['samples']:,} prompts of {about['context_tokens']:,} "
+            f"tokens. Full attention reaches {scores['full', 1.0]}.{_prepared(scores)} *Selecting* is the time to choose the tokens, as a share of full prefill, for {cost['prompt_tokens']:,} tokens in the shape of {cost['shape']} at ratio "
             f"{cost['ratio']:g}.",
             "",
             *lines,
@@ -92,6 +95,6 @@ def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | N
 
 
 def _prepared(scores: Mapping[tuple[str, float], str]) -> str:
-    """Return what the preparation of the default recipe gives without any recomputation."""
+    """Return a sentence on the accuracy of plain reuse of `following` chunks, or nothing if it was not measured."""
     found = scores.get(("following+reuse", 0.0))
-    return f" `reuse` on chunks prepared as `following`: {found}." if found else ""
+    return f" `reuse` of `following` chunks reaches {found}." if found else ""
