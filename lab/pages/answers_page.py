@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
-from markdown_parts import NOT_MEASURED, Result, header, row
+from markdown_parts import Result, header, if_measured, row
 
 _SHOWN_THRESHOLDS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
-def matched_questions(result: Result | None, figure: str = "") -> str:
+@if_measured
+def matched_questions(result: Result, figure: str = "") -> str:
     """Return each matcher at some thresholds, by kind of pairs at its own, and a figure; from `kvweave eval lookalikes`."""
-    if result is None:
-        return NOT_MEASURED
     about = result["about"]
     rows = [each for each in result["rows"] if each["is_default"] or each["threshold"] in _SHOWN_THRESHOLDS]
     return "\n\n".join(
@@ -79,10 +78,9 @@ def _share(rates: Result, name: str, digits: int) -> str:
     return f"{rates[name]:.{digits}%} ({low}–{high})"
 
 
-def repeated_questions(result: Result | None) -> str:
+@if_measured
+def repeated_questions(result: Result) -> str:
     """Return how often a question is found again however it is typed; from `lab/experiments/repeated_questions.py`."""
-    if result is None:
-        return NOT_MEASURED
     lines = header("typed with", "questions", "found again")
     lines += [
         row(each["variant"], f"{each['questions']}", _share(each, "share", 1)) for each in result["rows"]
@@ -109,10 +107,9 @@ def _missed(rows: Sequence[Result]) -> list[str]:
     ]
 
 
-def preemption(result: Result | None) -> str:
+@if_measured
+def preemption(result: Result) -> str:
     """Return how soon background work frees the model for a request; from `lab/experiments/preemption_delay.py`."""
-    if result is None:
-        return NOT_MEASURED
     low, high = result["blocks_over_at_once_range"]
     return (
         f"{result['requests']} requests at random moments of prefill ({result['prompt_tokens']:,} tokens) and decoding, in the shape of "
@@ -123,10 +120,9 @@ def preemption(result: Result | None) -> str:
     )
 
 
-def lookups(result: Result | None) -> str:
+@if_measured
+def lookups(result: Result) -> str:
     """Return what looking a question up costs, by the number of stored answers; from `lab/experiments/answer_lookup.py`."""
-    if result is None:
-        return NOT_MEASURED
     lines = header(
         "stored answers",
         "a stored question",
@@ -145,10 +141,9 @@ def lookups(result: Result | None) -> str:
     return "\n\n".join(("\n".join(lines), about + noted))
 
 
-def kept_bound(result: Result | None) -> str:
+@if_measured
+def kept_bound(result: Result) -> str:
     """Return what was given and what of it was wrong, by bound; from `lab/experiments/error_bound.py`."""
-    if result is None:
-        return NOT_MEASURED
     given = ("at once", "wrong of these", "near, checked", "wrong of these")
     lines = header("pool", "stream", "bound", *given, "streams that give some", "broken")
     for each in result["rows"]:
@@ -173,13 +168,12 @@ _TABLES = {"A": "projection reuse (priced)", "B": "ordinary reuse"}
 _WAYS = {"token": "token by token", "lookup": "prompt lookup"}
 
 
-def whole_systems(result: Result | None) -> str:
+@if_measured
+def whole_systems(result: Result) -> str:
     """Return both tables for each length of replies, pairs of systems, executed requests, and the further experiments.
 
     The result is that of `kvweave eval personas`.
     """
-    if result is None:
-        return NOT_MEASURED
     about = result["about"]
     parts = [
         f"{about['users']:,} users with {about['questions']:,} questions; kvweave reuses KV by `{about['recipe of kvweave']}`. "
@@ -220,10 +214,9 @@ def whole_systems(result: Result | None) -> str:
     return "\n\n".join(parts)
 
 
-def systems_summary(result: Result | None) -> str:
+@if_measured
+def systems_summary(result: Result) -> str:
     """Return what follows from `kvweave eval personas`, one sentence or two a point."""
-    if result is None:
-        return NOT_MEASURED
     about, rows = result["about"], {}
     for each in result["systems"]:
         rows[each["answers"], each["decoding"], each["table"], each["trial"]] = each

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from markdown_parts import NOT_MEASURED, Result, table
+from markdown_parts import Result, if_measured, table
 
 from kvweave_lab.eval.question_matching import wilson_interval
 
@@ -12,10 +12,9 @@ DOUBT = 0.05
 _OWN, _OTHERS = "own", "others"
 
 
-def reader_predictions(result: Result | None) -> str:
+@if_measured
+def reader_predictions(result: Result) -> str:
     """Return what a reader's predictions meet and serve; from `lab/experiments/reader_predictions.py`."""
-    if result is None:
-        return NOT_MEASURED
     questions, even = result["questions"], result["drawn_evenly"]
     stored = list(dict.fromkeys(each["stored"] for each in result["rows"]))
     rows = {(each["stored"], each["way"]): each for each in result["rows"]}
@@ -63,10 +62,9 @@ def reader_predictions(result: Result | None) -> str:
     )
 
 
-def learned_matchers(result: Result | None) -> str:
+@if_measured
+def learned_matchers(result: Result) -> str:
     """Return what learned matchers reach on hands that they were not trained on; from `lab/experiments/learned_matcher.py`."""
-    if result is None:
-        return NOT_MEASURED
     rows = result["rows"]
     rates = sorted({each["rate"] for each in rows if each["rate"] is not None})
     parts = ["\n".join(f"- {point}" for point in _findings(result))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from markdown_parts import NOT_MEASURED, Result, header, spread
+from markdown_parts import NOT_MEASURED, Result, header, if_measured, spread
 from markdown_parts import row as line
 from targets import OURS, decoding_targets, over_all_kinds
 
@@ -44,10 +44,9 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
     }
 
 
-def dense_scores(result: Result | None) -> str:
+@if_measured
+def dense_scores(result: Result) -> str:
     """For the card of the model for long texts: its answers with all KV in memory."""
-    if result is None:
-        return NOT_MEASURED
     dense = [row for row in result["rows"] if row["strategy"] == DENSE]
     kinds = list(dict.fromkeys(row["task"] for row in dense))
     lines = header("tokens decoded", *(f"`{kind}`" if kind != OVERALL else kind for kind in kinds))
@@ -57,10 +56,9 @@ def dense_scores(result: Result | None) -> str:
     return "\n".join([*lines, "", _conditions(result)])
 
 
-def strategies(result: Result | None) -> str:
+@if_measured
+def strategies(result: Result) -> str:
     """Return every strategy at every length, by kind of text at the last, and how soon clusters are retrieved again."""
-    if result is None:
-        return NOT_MEASURED
     rows = result["rows"]
     last = max(row["decode_tokens"] for row in rows)
     kinds = [row for row in rows if row["task"] != OVERALL and row["decode_tokens"] == last]
@@ -80,10 +78,9 @@ def strategies(result: Result | None) -> str:
     )
 
 
-def beside_entries(result: Result | None) -> str:
+@if_measured
+def beside_entries(result: Result) -> str:
     """Return single entries at every length, compared with `dynakv`."""
-    if result is None:
-        return NOT_MEASURED
     return "\n\n".join(
         [
             _conditions(result),
@@ -98,10 +95,9 @@ def beside_entries(result: Result | None) -> str:
     )
 
 
-def ablated(result: Result | None) -> str:
+@if_measured
+def ablated(result: Result) -> str:
     """Return every variant at the last length, and what techniques save at each length."""
-    if result is None:
-        return NOT_MEASURED
     rows = over_all_kinds(result["rows"])
     lengths = sorted({row["decode_tokens"] for row in rows})
     at = {

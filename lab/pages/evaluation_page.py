@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from markdown_parts import NOT_MEASURED, Result, between, folded, header, row
+from markdown_parts import Result, between, folded, header, if_measured, row
 
 from kvweave_lab.eval.rows import OVERALL
 
@@ -21,10 +21,9 @@ def baseline_cells(quality: Result) -> Cells:
     }
 
 
-def scores_of_all_tasks(quality: Result | None) -> str:
+@if_measured
+def scores_of_all_tasks(quality: Result) -> str:
     """For lab/docs/evaluation.md: every task with its intervals."""
-    if quality is None:
-        return NOT_MEASURED
     model = quality["reference"]
     cells = baseline_cells(quality)
     places = dict.fromkeys((length, task) for length, task, _ in cells)
@@ -44,10 +43,9 @@ def scores_of_all_tasks(quality: Result | None) -> str:
     return "\n".join(lines)
 
 
-def scores_of_the_model(quality: Result | None) -> str:
+@if_measured
+def scores_of_the_model(quality: Result) -> str:
     """For the model card: the scores of full attention and plain reuse, without intervals."""
-    if quality is None:
-        return NOT_MEASURED
     cells = baseline_cells(quality)
     tasks = dict.fromkeys(task for _, task, _ in cells)
     lengths = sorted({length for length, _, _ in cells})
@@ -81,10 +79,9 @@ def _prompts(cells: Cells) -> str:
     return f"{' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))} prompts"
 
 
-def second_run(result: Result | None) -> str:
+@if_measured
+def second_run(result: Result) -> str:
     """For lab/training/README.md: a second training run and the shipped model, on the same prompts."""
-    if result is None:
-        return NOT_MEASURED
     rows, training = result["rows"], result["training"]
     outside = [f"`{one['task']}` at {one['context_tokens']:,}" for one in rows if not within_interval(one)]
     lines = [
@@ -107,10 +104,9 @@ def within_interval(one: Result) -> bool:
     return bool(low <= one["second"][0] <= high)
 
 
-def written_requests(result: Result | None) -> str:
+@if_measured
+def written_requests(result: Result) -> str:
     """For the model card: the quality of the questions and key content that the model writes."""
-    if result is None:
-        return NOT_MEASURED
     measures = {
         "ask": {
             "about_notes": "names something of the notes",
@@ -137,10 +133,9 @@ def written_requests(result: Result | None) -> str:
     return "\n".join([*lines, "", f"`{result['command']}`, {result['date']}."])
 
 
-def replayed(result: Result | None) -> str:
+@if_measured
+def replayed(result: Result) -> str:
     """For lab/docs/evaluation.md: the evaluation's traces, timed on a real shape."""
-    if result is None:
-        return NOT_MEASURED
     where = f"{result['threads']} CPU threads" if result["device"] == "cpu" else result["device"]
     columns = (
         "context",

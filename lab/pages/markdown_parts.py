@@ -1,12 +1,26 @@
 """Markdown of the generated pages: tables, values with their ranges, and commands that are folded away."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 Result = Mapping[str, Any]
 """A file of lab/results, or a part of one."""
 
 NOT_MEASURED = "Not measured yet."
+
+
+P = ParamSpec("P")
+
+
+def if_measured(part: Callable[Concatenate[Result, P], str]) -> Callable[Concatenate[Result | None, P], str]:
+    """Make a part of a page say that it was not measured if its result is None."""
+
+    @wraps(part)
+    def shown(result: Result | None, *args: P.args, **named: P.kwargs) -> str:
+        return NOT_MEASURED if result is None else part(result, *args, **named)
+
+    return shown
 
 
 def header(*names: str) -> list[str]:

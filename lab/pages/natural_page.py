@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markdown_parts import NOT_MEASURED, Result, between, table
+from markdown_parts import NOT_MEASURED, Result, between, if_measured, table
 
 from kvweave_lab.eval.rows import OVERALL
 
@@ -314,10 +314,9 @@ def kinds(found: Result) -> str:
     return "\n".join([f"{_conditions(found)}:", "", *table(columns, rows)])
 
 
-def other_recipes(found: Result | None) -> str:
+@if_measured
+def other_recipes(found: Result) -> str:
     """Return recipes and storages that the tables above leave out, beside `weave` on the same prompts."""
-    if found is None:
-        return NOT_MEASURED
     pairs = [one for one in found["comparisons"] if one["by"] != _BYTES]
     return _tables(found, found["rows"], pairs)
 
@@ -332,10 +331,9 @@ def at_ratios(found: Result) -> str:
     return _tables(found, rows, list(map(_with_ratio, pairs)))
 
 
-def at_budgets(found: Result | None) -> str:
+@if_measured
+def at_budgets(found: Result) -> str:
     """Return recipes on their own preparation at several budgets, and their differences at each."""
-    if found is None:
-        return NOT_MEASURED
     pairs = [one for one in found["comparisons"] if one["by"] == _OWN]
     return _tables(found, found["rows"], list(map(_with_ratio, pairs)))
 

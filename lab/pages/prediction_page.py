@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from markdown_parts import NOT_MEASURED, Result, table
+from markdown_parts import Result, if_measured, table
 
 from kvweave_lab.eval.question_matching import wilson_interval
 
@@ -15,10 +15,9 @@ OURS, WITHOUT, BEST_OTHER, PUBLISHED = (
 AIM_SERVED, AIM_FASTER = 0.15, 0.30
 
 
-def predicted_questions(result: Result | None) -> str:
+@if_measured
+def predicted_questions(result: Result) -> str:
     """Return what people's questions got from predictions; from `kvweave eval prediction`."""
-    if result is None:
-        return NOT_MEASURED
     about, figures = result["about"], result["figures"]
     rows = {each["system"]: each for each in figures["systems"]}
     names = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markdown_parts import NOT_MEASURED, Result, folded, table
+from markdown_parts import NOT_MEASURED, Result, folded, if_measured, table
 
 from kvweave_lab.bench.start_trace import OWN_CODE
 
@@ -44,9 +44,8 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _start(measured: Result | None) -> str:
-    if measured is None:
-        return NOT_MEASURED
+@if_measured
+def _start(measured: Result) -> str:
     rows = measured["rows"]
     names = list(dict.fromkeys(part for each in rows for part in each["parts"]))
     spent = {name: [each["parts"].get(name, 0.0) for each in rows] for name in names}
@@ -69,9 +68,8 @@ def _start(measured: Result | None) -> str:
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
 
 
-def _first_question(measured: Result | None) -> str:
-    if measured is None:
-        return NOT_MEASURED
+@if_measured
+def _first_question(measured: Result) -> str:
     said = (
         f"`kvweave add` returned {measured['add_s']:.1f} s after {measured['pages']} pages ({measured['chunks']} chunks) were named, and "
         f"the first piece of an answer came {measured['first_piece_s']:.1f} s after `kvweave ask`: **{measured['together_s']:.1f} s "
@@ -135,9 +133,8 @@ def _variant(each: Result) -> tuple[str, ...]:
     )
 
 
-def _ttft(measured: Result | None) -> str:
-    if measured is None:
-        return NOT_MEASURED
+@if_measured
+def _ttft(measured: Result) -> str:
     lines = table(
         (
             "context",
@@ -164,9 +161,8 @@ def _ttft(measured: Result | None) -> str:
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
 
 
-def _last_window(measured: Result | None) -> str:
-    if measured is None:
-        return NOT_MEASURED
+@if_measured
+def _last_window(measured: Result) -> str:
     lines: list[str] = []
     for model in measured["models"]:
         lines += [
@@ -191,9 +187,8 @@ def _last_window(measured: Result | None) -> str:
     return "\n".join([*lines, *folded([measured["command"]], _about(measured))])
 
 
-def _calibration(measured: Result | None) -> str:
-    if measured is None:
-        return NOT_MEASURED
+@if_measured
+def _calibration(measured: Result) -> str:
     share, best = measured["share"], measured["chosen"]
     said = "none, so `prefix`" if best is None else f"`{best[0]}` at {best[1]:g}"
     lines = [
@@ -227,9 +222,8 @@ def _calibration(measured: Result | None) -> str:
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
 
 
-def _calibration_weights(measured: Result | None) -> str:
-    if measured is None:
-        return NOT_MEASURED
+@if_measured
+def _calibration_weights(measured: Result) -> str:
     tried = measured["weights"]
     said = tried["chosen"] or "none"
     lines = [

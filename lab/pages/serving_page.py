@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from markdown_parts import NOT_MEASURED, Result, between, table
+from markdown_parts import NOT_MEASURED, Result, between, if_measured, table
 
 SERVE, SOAK, TIMING = "serve.json", "soak.json", "tenant_timing.json"
 FAST, FIRST_TOKEN, MEMORY = "serve_bfloat16.json", "serve_first_token.json", "serve_memory.json"
@@ -160,10 +160,9 @@ def shared_memory(result: Result) -> str:
     return "\n".join([*lines, "", f"{measured[0]['prompt_tokens']:,} tokens each. {_source(result)}"])
 
 
-def soak(result: Result | None) -> str:
+@if_measured
+def soak(result: Result) -> str:
     """Return what became of the requests and the server."""
-    if result is None:
-        return NOT_MEASURED
     asked, outcomes = result["settings"], result["outcomes"]
     rows = [
         [action, *_counts([counts]), _wait(result["waits"].get(action))]
@@ -189,10 +188,9 @@ def soak(result: Result | None) -> str:
     return "\n".join(lines)
 
 
-def tenants(result: Result | None) -> str:
+@if_measured
+def tenants(result: Result) -> str:
     """Return what an attacker can tell from the time to the first token."""
-    if result is None:
-        return NOT_MEASURED
     names = {"other": "another tenant", "attacker": "the attacker itself (control)"}
     rows = [
         [

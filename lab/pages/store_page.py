@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from markdown_parts import NOT_MEASURED, Result, table
+from markdown_parts import NOT_MEASURED, Result, if_measured, table
 
 MOST_LOST = 0.005
 """The most that storing KV in fewer bits may cost any recipe's mean score, by the upper end of the 95 % interval …"""
@@ -52,10 +52,9 @@ def fewer_bits(result: Result | None) -> str:
     return "\n".join(lines)
 
 
-def loaded(result: Result | None) -> str:
+@if_measured
+def loaded(result: Result) -> str:
     """Return what `kvweave bench store` measured: a column for each storage."""
-    if result is None:
-        return NOT_MEASURED
     full = f", whose full prefill takes {result['full_s']['median']:.1f} s" if result["full_s"] else ""
     each = result["storages"]
     rows = [["size", *(f"{one['bytes'] / 1e6:.1f} MB" for one in each)]]
@@ -94,10 +93,9 @@ def loaded(result: Result | None) -> str:
     )
 
 
-def fetched(result: Result | None) -> str:
+@if_measured
+def fetched(result: Result) -> str:
     """Return what `lab/experiments/tiers.py` measured: a row for each tier and storage."""
-    if result is None:
-        return NOT_MEASURED
     by_layers = any("first_layer_s" in one for one in result["tiers"])
     rows = [
         [
@@ -130,10 +128,9 @@ def _layers_first(one: Result) -> str:
     return f"{1e3 * one['first_layer_s'][0]:.1f} ms, {1e3 * one['all_layers_s'][0]:.1f} ms"
 
 
-def overlapped(result: Result | None) -> str:
+@if_measured
+def overlapped(result: Result) -> str:
     """Return what `lab/experiments/layerwise.py` measured: a row per bandwidth, a column per share and round trip."""
-    if result is None:
-        return NOT_MEASURED
     columns = [
         (context, trip)
         for context in result["contexts"]

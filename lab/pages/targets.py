@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evaluation_page import Cells, baseline_cells, within_interval
-from markdown_parts import NOT_MEASURED, Result, header, row, spread
+from markdown_parts import NOT_MEASURED, Result, header, if_measured, row, spread
 
 from kvweave_lab.eval.decoding.results import OVERALL as ALL_KINDS
 from kvweave_lab.eval.decoding.results import budget_text
@@ -25,10 +25,9 @@ _MODEL_BYTES = 20_000_000
 _EXACT_KL = 1e-6
 
 
-def evaluation_targets(quality: Result | None, selection: Result | None, second: Result | None = None) -> str:
+@if_measured
+def evaluation_targets(quality: Result, selection: Result | None, second: Result | None = None) -> str:
     """Return a line for each target and length; `second` are the scores of a second training run."""
-    if quality is None:
-        return NOT_MEASURED
     lines = [*header("target", "context", "reached", "measured")]
     cells = baseline_cells(quality)
     for length in _LENGTHS:

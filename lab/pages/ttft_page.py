@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markdown_parts import NOT_MEASURED, Result, header, row, times
+from markdown_parts import NOT_MEASURED, Result, header, if_measured, row, times
 from targets import ttft_targets
 
 
@@ -121,10 +121,9 @@ def length(result: Result) -> str:
     return "\n".join(lines)
 
 
-def components(result: Result | None) -> str:
+@if_measured
+def components(result: Result) -> str:
     """Return each variant, from memory and from disk."""
-    if result is None:
-        return NOT_MEASURED
     lines = [
         f"{setup(result)}, {result['context_tokens']:,} tokens in chunks of {result['chunk_tokens']:,}, ratio {result['ratio']:g}, full prefill "
         f"{result['full_s'][0]:.2f} s, medians of {result['rounds']} rounds. {source(result)}",
@@ -146,10 +145,9 @@ def components(result: Result | None) -> str:
     return "\n".join(lines)
 
 
-def offline(result: Result | None) -> str:
+@if_measured
+def offline(result: Result) -> str:
     """Return each preparation's seconds."""
-    if result is None:
-        return NOT_MEASURED
     lines = [
         f"{setup(result)}, {result['chunks']} chunks of {result['chunk_tokens']:,} tokens at a time, medians of {result['rounds']} rounds; one pass "
         f"over a chunk and nothing else takes {result['least_s_per_chunk'][0]:.3f} s. {source(result)}",
@@ -169,10 +167,9 @@ def offline(result: Result | None) -> str:
     return "\n".join([*lines, *(f"\nLeft out: {name} ({why})." for name, why in result["left_out"].items())])
 
 
-def steady(result: Result | None) -> str:
+@if_measured
+def steady(result: Result) -> str:
     """Return the speed-up by quarter of the questions."""
-    if result is None:
-        return NOT_MEASURED
     asked, rows = result["settings"], result["rows"]
     traffic, count = asked["traffic"], len(rows)
     limit = result["memory_limit_bytes"]
@@ -203,10 +200,9 @@ def steady(result: Result | None) -> str:
     return "\n".join(lines)
 
 
-def peers(result: Result | None) -> str:
+@if_measured
+def peers(result: Result) -> str:
     """Return each way's mean over the drawn questions."""
-    if result is None:
-        return NOT_MEASURED
     found = result["chunks_found"]
     lines = [
         f"{setup(result)}, {result['context_tokens']:,} tokens in chunks of {result['chunk_tokens']:,}, medians of {result['rounds']} rounds; a prefix cache "
@@ -274,10 +270,9 @@ def _where_time_goes(result: Result) -> str:
     return "\n".join(lines)
 
 
-def one_layer(result: Result | None) -> str:
+@if_measured
+def one_layer(result: Result) -> str:
     """Return each way of computing the rows."""
-    if result is None:
-        return NOT_MEASURED
     lines = [
         f"{setup(result)}, one layer, {result['computed_rows']:,} of {result['context_tokens']:,} rows, medians of {result['rounds']} rounds; "
         f"requests get `{result['chosen']}` here. {source(result)}",

@@ -250,7 +250,7 @@ class TestFiguresOfTheEvaluation:
         assert accuracy == "| accuracy, 2 generated tasks | 0.882 | 0.715 | 0.883 |"
         assert "a-model, float32, 2,048 tokens of retrieved text, 40 questions" in said
         assert "2 CPU threads without matrix units" in said
-        assert "512 tokens, 2,200 prompts" in said
+        assert "on 2,200 [generated prompts](lab/docs/methods.md) of 512 tokens" in said
 
     def test_replayed_times_have_a_row_for_each_recipe_and_ratio(self, build, tmp_path):
         trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}
