@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/answer-cache.md and lab/docs/personas.md: what whole systems and matchers measured."""
+"""The generated parts of lab/docs/answer-cache.md and lab/docs/personas.md: measurements of matchers and of whole systems."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ _SHOWN_THRESHOLDS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 @if_measured
 def matched_questions(result: Result, figure: str = "") -> str:
-    """Return each matcher at some thresholds, by kind of pairs at its own, and a figure; from `kvweave eval lookalikes`."""
+    """Return the tables of `kvweave eval lookalikes`: rates by matcher and threshold, shares by kind of pairs, and a figure."""
     about = result["about"]
     rows = [each for each in result["rows"] if each["is_default"] or each["threshold"] in _SHOWN_THRESHOLDS]
     return "\n\n".join(
@@ -50,7 +50,7 @@ def _kinds(rows: Sequence[Result]) -> list[str]:
 
 
 def _kinds_by_threshold(rows: Sequence[Result]) -> list[str]:
-    """Return what kvweave and plain cosine accept of each kind, at the thresholds that both have."""
+    """Return the shares of each kind of pairs that kvweave and plain cosine accept, at their common thresholds."""
     compared = [each for each in rows if each["matcher"] in ("kvweave", "cosine")]
     thresholds = sorted({each["threshold"] for each in compared})
     lines = header("kind", *(f"{each:.2f}" for each in thresholds))
@@ -80,7 +80,7 @@ def _share(rates: Result, name: str, digits: int) -> str:
 
 @if_measured
 def repeated_questions(result: Result) -> str:
-    """Return how often a question is found again however it is typed; from `lab/experiments/repeated_questions.py`."""
+    """Return the table of `lab/experiments/repeated_questions.py`: how often a question is found again, by way of typing."""
     lines = header("typed with", "questions", "found again")
     lines += [
         row(each["variant"], f"{each['questions']}", _share(each, "share", 1)) for each in result["rows"]
@@ -97,7 +97,7 @@ def repeated_questions(result: Result) -> str:
 
 
 def _missed(rows: Sequence[Result]) -> list[str]:
-    """Return a table of why questions with typing errors are missed, the most frequent reason first."""
+    """Return a table of the reasons why questions with typing errors are missed."""
     counts = {(each["reason"], each["errors"]): each["questions"] for each in rows}
     examples = {each["reason"]: each["example"] for each in reversed(rows)}
     lines = header("why it is missed", "with one error", "with two", "example")
@@ -109,7 +109,7 @@ def _missed(rows: Sequence[Result]) -> list[str]:
 
 @if_measured
 def preemption(result: Result) -> str:
-    """Return how soon background work frees the model for a request; from `lab/experiments/preemption_delay.py`."""
+    """Return a sentence on the time until background work frees the model (`lab/experiments/preemption_delay.py`)."""
     low, high = result["blocks_over_at_once_range"]
     return (
         f"{result['requests']} requests at random moments of prefill ({result['prompt_tokens']:,} tokens) and decoding, in the shape of "
@@ -122,7 +122,7 @@ def preemption(result: Result) -> str:
 
 @if_measured
 def lookups(result: Result) -> str:
-    """Return what looking a question up costs, by the number of stored answers; from `lab/experiments/answer_lookup.py`."""
+    """Return the look-up times by number of stored answers (`lab/experiments/answer_lookup.py`)."""
     lines = header(
         "stored answers",
         "a stored question",
@@ -170,9 +170,10 @@ _WAYS = {"token": "token by token", "lookup": "prompt lookup"}
 
 @if_measured
 def whole_systems(result: Result) -> str:
-    """Return both tables for each length of replies, pairs of systems, executed requests, and the further experiments.
+    """Return the tables of `kvweave eval personas`.
 
-    The result is that of `kvweave eval personas`.
+    For each length of answers there are two tables of systems and one of pairs of systems; then come the executed requests and
+    further experiments.
     """
     about = result["about"]
     parts = [
@@ -182,7 +183,7 @@ def whole_systems(result: Result) -> str:
     if about["earlier costs"]:
         earlier = about["earlier costs"]
         parts.append(
-            f"Prices are from times of operations that {earlier['commit']} took on {earlier['date']}, on {earlier['threads']} threads."
+            f"Prices come from the times of operations, measured with {earlier['commit']} on {earlier['date']} with {earlier['threads']} threads."
         )
     for answers in about["answers"]:
         for table, title in _TABLES.items():
@@ -216,7 +217,7 @@ def whole_systems(result: Result) -> str:
 
 @if_measured
 def systems_summary(result: Result) -> str:
-    """Return what follows from `kvweave eval personas`, one sentence or two a point."""
+    """Return the main results of `kvweave eval personas` as a list."""
     about, rows = result["about"], {}
     for each in result["systems"]:
         rows[each["answers"], each["decoding"], each["table"], each["trial"]] = each
@@ -225,8 +226,8 @@ def systems_summary(result: Result) -> str:
         for each in result["pairs"]
     }
     points = [
-        f"For {about['users']} generated users with {about['questions']} questions, priced on the shape of {about['shape']}; every system "
-        "decodes alike."
+        f"For {about['users']} generated users with {about['questions']} questions, with prices for the shape of {about['shape']}. All systems "
+        "decode in the same way."
     ]
     for answers in about["answers"]:
         for way in about["decodings"]:
@@ -244,32 +245,33 @@ def systems_summary(result: Result) -> str:
     words = ", ".join(f"{name} {each['other_words']['value']:.1%}" for name, each in named.items())
     ahead = ", ".join(f"{name} {named[name]['foreseen']['value']:.1%}" for name in ("kvweave", "PerCache"))
     points.append(
-        f"Questions that got the answer to an earlier or predicted one in other words, {answers} answers: {words}. Of all questions, "
-        f"predicted ones answered: {ahead}."
+        f"Share of questions answered with the answer to an earlier or predicted question in other words ({answers} answers): {words}. Share "
+        f"of all questions answered with the answer to a predicted question: {ahead}."
     )
     points.append(
         f"With projection reuse (A, priced and not executed), {answers} answers, {_WAYS[way]}, kvweave is "
-        f"{_faster(pairs[answers, way, 'A', 'kvweave', 'PerCache'])} than PerCache. There every row runs whatever is stored."
+        f"{_faster(pairs[answers, way, 'A', 'kvweave', 'PerCache'])} than PerCache. With projection reuse every row runs through the model."
     )
     if result["scheduler savings"]:
         saved = ", ".join(
             f"{each['experiment']} {each['idle_flops']:+.1%}" for each in result["scheduler savings"]
         )
         points.append(
-            f"Idle operations that the scheduler saves, {answers} answers: {saved}. PerCache reports 14.12 % where τ rises."
+            f"Share of the operations at idle time that the scheduler saves ({answers} answers): {saved}. The PerCache paper reports 14.12 % where τ "
+            "rises."
         )
     ratios = [each["ratio"] for each in result["executed"]]
     points.append(
-        f"Executed, latency is {min(ratios):.2f} to {max(ratios):.2f} times its price, by system ({about['users executed']} users). "
-        + _executed_beside(result)
+        f"Where requests were executed ({about['users executed']} users), the latency is {min(ratios):.2f} to {max(ratios):.2f} times the price, by "
+        "system. " + _executed_beside(result)
         if ratios
-        else "These latencies are priced; none of them was executed yet."
+        else "These latencies are calculated from prices; no request was executed yet."
     )
     return "\n".join(f"- {point}" for point in points)
 
 
 def _executed_beside(result: Result) -> str:
-    """Return what kvweave and PerCache took where they were executed, which is on few questions."""
+    """Return a sentence on the measured latency of kvweave and PerCache, which few questions were executed for."""
     rows = result["executed"]
     took = {(row["answers"], row["decoding"], row["system"]): row for row in rows}
     pairs = [
@@ -278,7 +280,7 @@ def _executed_beside(result: Result) -> str:
     ]
     return (
         f"PerCache and kvweave took {', '.join(pairs)}. These are means of {rows[0]['requests']} requests, "
-        f"{result['about']['questions executed']} question of each user: they check prices, and do not rank systems."
+        f"{result['about']['questions executed']} question of each user. They check the prices and are too few to rank the systems."
     )
 
 
@@ -286,10 +288,10 @@ _NAMED = ("kvweave", "PerCache", "RAGCache + MeanCache", "no cache")
 
 
 def _faster(saved: Result) -> str:
-    """Return a saving of latency with its interval, as faster or slower."""
+    """Return a saving of latency in words, with its interval."""
     low, high = sorted((abs(saved["low"]), abs(saved["high"])))
     if saved["low"] < 0 < saved["high"]:
-        return f"{abs(saved['value']):.1%} {'faster' if saved['value'] > 0 else 'slower'} (not certain)"
+        return f"{abs(saved['value']):.1%} {'faster' if saved['value'] > 0 else 'slower'} (not significant)"
     return f"{abs(saved['value']):.1%} {'faster' if saved['value'] > 0 else 'slower'} ({low:.1%}–{high:.1%})"
 
 
@@ -297,7 +299,7 @@ _RATES = ("qa_hit", "other_words", "foreseen", "kv_hit", "kv_foreseen")
 
 
 def _systems(rows: Sequence[Result]) -> Iterable[str]:
-    """Yield a row for every trial, with a column of latency for each way of decoding."""
+    """Yield a table with a row for every trial and a latency column for each way of decoding."""
     ways = list(dict.fromkeys(each["decoding"] for each in rows))
     yield from header(
         *("", *(_WAYS[way] for way in ways), *(f"95 %, {way}" for way in ways)),
@@ -324,7 +326,7 @@ def _systems(rows: Sequence[Result]) -> Iterable[str]:
 
 
 def _pairs(rows: Sequence[Result]) -> Iterable[str]:
-    """Yield a row for every pair of systems, with a column for each table and way of decoding."""
+    """Yield a table with a row for every pair of systems and a column for each table and way of decoding."""
     kinds = sorted(
         {(each["table"], each["decoding"]) for each in rows}, key=lambda kind: (kind[0], kind[1] != "token")
     )
@@ -347,9 +349,9 @@ def _pairs(rows: Sequence[Result]) -> Iterable[str]:
 def _executed_about(result: Result) -> str:
     about, first = result["about"], result["executed"][0]
     return (
-        f"{about['users executed']} users, {about['questions executed']} question, so {first['requests']} requests of each system; "
-        f"the shape of {about['shape']} on {about['threads']} threads, in one process, stored KV read from files in no page cache. Priced: "
-        "the same requests in table B, whose loads are warm."
+        f"{about['users executed']} users, {about['questions executed']} question each, so {first['requests']} requests of each system, in "
+        f"the shape of {about['shape']} on {about['threads']} threads, in one process. Stored KV is read from files that are not in the page "
+        "cache. The column *priced* has the same requests with the prices of table B, whose loads are warm."
     )
 
 

@@ -1,9 +1,9 @@
-"""Writes the generated parts of the documentation: README's table, docs/reference, lab/docs and the model cards.
+"""Write the generated parts of the documentation: README's table, docs/reference, lab/docs and the model cards.
 
     .venv/bin/python lab/pages/build.py           write
     .venv/bin/python lab/pages/build.py --check   exit 1 if something is out of date
 
-Numbers come from lab/results/, recipes from METHODS and their docstrings. What has no results yet says so.
+Numbers come from lab/results/, recipes from METHODS and their docstrings. A part without results says that it was not measured.
 """
 
 import argparse
@@ -63,9 +63,10 @@ EARLIER = ", with the weights that the reference model had then"
 
 
 def results(name: str) -> dict[str, Any] | None:
-    """Return a file of results, or None if there is none; its dates say so if the reference model had other weights.
+    """Return a file of results, or None if the file does not exist.
 
-    Recorded commands have today's paths. A commit has its note beside it, such as that it is not on main.
+    Dates say if the reference model had other weights than now. Recorded commands have today's paths. The note on a commit, for
+    example that it is not on main, follows the commit.
     """
     found = _read(name)
     if found is not None and "commit_note" in found:
@@ -91,7 +92,7 @@ CURRENT_SCRIPTS = {"giving_way.py": "preemption_delay.py"}
 
 
 def _with_current_paths(value: Any) -> Any:
-    """Return results whose commands name scripts and folders where they are today."""
+    """Return results whose commands name the current paths of scripts and folders."""
     if isinstance(value, dict):
         return {
             name: _current_commands(part) if name in ("command", "evaluations") else _with_current_paths(part)
@@ -114,7 +115,7 @@ def _current_command(command: str) -> str:
 
 
 def figure() -> str:
-    """For README: the default recipe."""
+    """Return README's table, for the default recipe."""
     ratio = METHODS[UNCALIBRATED]().ratio
     return speed_and_quality(
         results("ttft_natural.json"), results("natural.json"), results("neutral.json"), UNCALIBRATED, ratio
@@ -122,7 +123,7 @@ def figure() -> str:
 
 
 def quality_of_the_methods() -> dict[str, Any] | None:
-    """Return the scores of every recipe, or of the baselines alone if there are no others."""
+    """Return the scores of all recipes, or of the baselines if only these were measured."""
     return results("methods.json") or results("quality.json")
 
 

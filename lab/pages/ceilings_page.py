@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/answer-cache.md about what could be had at best: a reader's predictions, and learned matchers."""
+"""The generated parts of lab/docs/answer-cache.md about upper limits: predictions by a reader, and learned matchers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _OWN, _OTHERS = "own", "others"
 
 @if_measured
 def reader_predictions(result: Result) -> str:
-    """Return what a reader's predictions meet and serve; from `lab/experiments/reader_predictions.py`."""
+    """Return how many questions a reader's predictions meet and serve (`lab/experiments/reader_predictions.py`)."""
     questions, even = result["questions"], result["drawn_evenly"]
     stored = list(dict.fromkeys(each["stored"] for each in result["rows"]))
     rows = {(each["stored"], each["way"]): each for each in result["rows"]}
@@ -64,7 +64,7 @@ def reader_predictions(result: Result) -> str:
 
 @if_measured
 def learned_matchers(result: Result) -> str:
-    """Return what learned matchers reach on hands that they were not trained on; from `lab/experiments/learned_matcher.py`."""
+    """Return the rates of learned matchers on question authors not seen in training (`lab/experiments/learned_matcher.py`)."""
     rows = result["rows"]
     rates = sorted({each["rate"] for each in rows if each["rate"] is not None})
     parts = ["\n".join(f"- {point}" for point in _findings(result))]

@@ -1,6 +1,6 @@
 """lab/docs/claims.md: the claims of the papers, and whether they hold here.
 
-Reads no files: `build.py` passes the results of `lab/experiments/claims.py`, None if it did not run.
+It reads no files: `build.py` passes the results of `lab/experiments/claims.py`, or None if it did not run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,27 +27,32 @@ PAPERS: Mapping[str, Sequence[Figure]] = {
     "PerCache": figures_percache.ROWS,
     "DynaKV": figures_dynakv.ROWS,
 }
-"""Every figure and table of the papers that is more than a drawing."""
+"""Every figure and table of the papers with a result."""
 
 
 def claims_page(
     claims: Claims, measured: Result | None, images: Iterable[str], results: Results | None = None
 ) -> str:
-    """Return the page; `images` are the names of files in lab/docs/images, `results` gives the files of lab/results.
+    """Return the text of lab/docs/claims.md.
 
-    Without `results`, the page is about the claims alone.
+    Args:
+        claims: the claims by name.
+        measured: the results of the claims.
+        images: names of the files in lab/docs/images.
+        results: returns a file of lab/results by its name. Without it, the page has no tables of figures.
     """
     found, drawn = (measured or {}).get("claims", {}), set(images)
     lines = [
-        "# What the papers saw, seen here or not",
+        "# Claims of the papers, checked here",
         "",
         *_what_follows(claims, found),
-        "Each claim is an experiment of `lab/experiments/papers/`; `lab/pages/build.py` writes this page from their numbers. *Held here*"
-        " and *the opposite was seen here* mean that the 95 % interval allows nothing else, *not seen here* that it leaves both"
-        " open. Differences are paired (the same prompts under both recipes) unless they are called unpaired. The model is the one that ships with"
-        " kvweave. Papers measured large models on long contexts, so a claim that is not seen here may still be true there.",
+        "Each claim is an experiment of `lab/experiments/papers/`; `lab/pages/build.py` writes this page from the results. *Held here*"
+        " and *the opposite was seen here* mean that the whole 95 % interval agrees with the claim or contradicts it; *not seen here* means"
+        " that the interval allows both. Differences are paired (the same prompts with both recipes) unless they are called unpaired. The model"
+        " is the one that ships with kvweave. The papers measured large models on long contexts, so a claim that is not seen here may still"
+        " be true there.",
         "",
-        "The command of each claim is below its table; `lab/experiments/claims.py NAME --work claims` repeats one.",
+        "The command of each claim is below its table. `lab/experiments/claims.py NAME --work claims` repeats one claim.",
         "",
         *_overview(claims, found),
         "",
@@ -61,7 +66,7 @@ def claims_page(
 
 
 def _what_follows(claims: Claims, found: Result) -> list[str]:
-    """Return how many points held, and every point whose opposite was seen; nothing before any claim is measured."""
+    """Return how many points held, and the claims whose points held or were contradicted."""
     verdicts = [
         (claim, verdict)
         for name, claim in claims.items()
@@ -84,14 +89,14 @@ def _what_follows(claims: Claims, found: Result) -> list[str]:
         if named:
             lines.append(f"{_WORDS[held]}, with the number of points: {named}.")
     lines.append(
-        "A point that was not seen stays open: its interval allows both. Where a section says that there is little to win back, these tasks "
-        "could not show it."
+        "A point that was not seen stays open. Where a section says that plain reuse loses little, these tasks could not have shown the "
+        "claim."
     )
-    return ["What follows:", "", *(f"- {line}" for line in lines), ""]
+    return [*(f"- {line}" for line in lines), ""]
 
 
 def _overview(claims: Claims, found: Result) -> list[str]:
-    """Return how many points of each claim held."""
+    """Return a table with the number of points of each claim that held."""
     lines = ["| claim | held | not seen | the opposite |", "|---|---|---|---|"]
     for name, claim in claims.items():
         counts: tuple[str, ...] = ("–", "–", "–")
@@ -103,21 +108,21 @@ def _overview(claims: Claims, found: Result) -> list[str]:
 
 
 def _figures(results: Results) -> list[str]:
-    """Return a table for each paper with a line for each of its figures and tables."""
+    """Return a table for each paper, with a row for each of its figures and tables."""
     lines = [
         "## Figure by figure",
         "",
-        "Every figure and table of the five papers that is more than a drawing, on the paper's own task where it was measured. Where a"
-        " figure makes several points, they are counted. *Not seen*"
-        " also stands where a gain is there and smaller than the paper's. Verdicts of two scores without a paired interval compare"
-        " their intervals, and are the more careful for it. Times have no intervals. *Not measured* could be measured here and was not.",
+        "These tables have every figure and table of the five papers that shows a result, on the paper's own task where it was measured. If a"
+        " figure makes several points, the column *here* counts them. *Not seen*"
+        " also means that there is a gain but a smaller one than the paper's. If two scores have no paired interval, their own intervals are"
+        " compared, which is more cautious. Times have no intervals. *Not measured* means that it could be measured here and was not.",
         "",
     ]
     for paper, figures in PAPERS.items():
         lines += [
             f"### {paper}",
             "",
-            *header("where", "what it says", "here", "model and length", "numbers or reason"),
+            *header("figure", "claim", "here", "model and length", "numbers or reason"),
         ]
         lines += [row(*_cells(figure, results)) for figure in figures]
         lines.append("")
@@ -160,7 +165,7 @@ def _points(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _source(result: Result) -> str:
-    """Return where the numbers come from, and a warning if there are few prompts."""
+    """Return the conditions and the command of a result, with a warning if there are few prompts."""
     warning = few_prompts_warning(result["prompts"])
     return (
         f"`{result['split']}` split, at least {result['prompts']} prompts of each task, 512 tokens of context; intervals are 95 %, by bootstrap over"

@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/decoding.md: what `kvweave eval decode` and `kvweave bench decode` measured."""
+"""The generated parts of lab/docs/decoding.md, from `kvweave eval decode` and `kvweave bench decode`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,14 +9,14 @@ from targets import OURS, decoding_targets, over_all_kinds
 from kvweave_lab.eval.decoding.results import OVERALL, budget_text
 
 DENSE = "dense"
-"""The strategy with which all others are compared."""
+"""The strategy that all others are compared with."""
 TRANSFERS = ("bytes", "split_bytes", "written_bytes", "moved_bytes")
-"""The bytes that a token moves between the disk and memory."""
+"""Kinds of bytes that are moved between disk and memory for each token."""
 
 QUALITY, ENTRIES = "decoding.json", "decoding_entries.json"
-"""All kinds of text without single entries, which take long; single entries on one kind."""
+"""Results on all kinds of text, and those of the slow strategy `entries` on one kind of text."""
 ABLATIONS, FAR_ABLATIONS = "decoding_ablations.json", "decoding_ablations_far.json"
-"""Every technique left out in turn; techniques whose worth grows with the text, far into it."""
+"""Results with each technique left out, and results far into a text, where some techniques gain most."""
 COSTS = {
     "decode_cost.json": "Memory for 30 % of all KV, every strategy",
     "decode_cost_storages.json": "The same in fewer bits",
@@ -24,16 +24,16 @@ COSTS = {
     "decode_cost_absolute.json": "A number of entries, and a number of bytes at every length",
     "decode_cost_limited.json": "Less memory than all KV needs",
 }
-"""The measurements in real shapes, and what each one shows."""
+"""The measurements in the shapes of real models, with their titles."""
 
-_SHARES = "What `dynakv` misses of recall and reads, as shares of another strategy's on the same texts:"
+_SHARES = "The recall that `dynakv` misses and the pages it reads, as shares of another strategy's on the same texts:"
 
 FILES: Sequence[str] = (QUALITY, ENTRIES, ABLATIONS, FAR_ABLATIONS, *COSTS)
 """The results that `parts` needs."""
 
 
 def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
-    """Return every part of the page by its marker; `found` are results by file name, None for missing ones."""
+    """Return every part of the page by its marker, from the results by file name."""
     return {
         "decoding-targets": decoding_targets(found),
         "decoding-quality": strategies(found[QUALITY]),
@@ -46,7 +46,7 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
 
 @if_measured
 def dense_scores(result: Result) -> str:
-    """For the card of the model for long texts: its answers with all KV in memory."""
+    """Return the scores with all KV in memory, for the card of the model for long texts."""
     dense = [row for row in result["rows"] if row["strategy"] == DENSE]
     kinds = list(dict.fromkeys(row["task"] for row in dense))
     lines = header("tokens decoded", *(f"`{kind}`" if kind != OVERALL else kind for kind in kinds))
@@ -58,7 +58,7 @@ def dense_scores(result: Result) -> str:
 
 @if_measured
 def strategies(result: Result) -> str:
-    """Return every strategy at every length, by kind of text at the last, and how soon clusters are retrieved again."""
+    """Return the results of each strategy by length and by kind of text, and how soon it retrieves clusters again."""
     rows = result["rows"]
     last = max(row["decode_tokens"] for row in rows)
     kinds = [row for row in rows if row["task"] != OVERALL and row["decode_tokens"] == last]
@@ -72,7 +72,7 @@ def strategies(result: Result) -> str:
             "\n".join(_beside(over_all_kinds(result["beside"]))),
             f"At {last:,} tokens by kind of text:",
             "\n".join(_answers(kinds)),
-            "Share of clusters that are retrieved again within N steps, of those that were just updated and of any:",
+            "Share of clusters that are retrieved again within N steps, among just updated clusters and among all clusters:",
             "\n".join(_returns(result)),
         ]
     )
@@ -80,7 +80,7 @@ def strategies(result: Result) -> str:
 
 @if_measured
 def beside_entries(result: Result) -> str:
-    """Return single entries at every length, compared with `dynakv`."""
+    """Return the results of the strategy `entries` by length, compared with `dynakv`."""
     return "\n\n".join(
         [
             _conditions(result),
@@ -97,7 +97,7 @@ def beside_entries(result: Result) -> str:
 
 @if_measured
 def ablated(result: Result) -> str:
-    """Return every variant at the last length, and what techniques save at each length."""
+    """Return the results of every variant at the last length, and the savings of techniques at each length."""
     rows = over_all_kinds(result["rows"])
     lengths = sorted({row["decode_tokens"] for row in rows})
     at = {
@@ -121,7 +121,7 @@ def costs(measured: Sequence[Result | None]) -> str:
 
 
 def _cost(result: Result) -> str:
-    """Return a token's time and reads by length, budget and strategy."""
+    """Return a table of time and reads per token by length, budget and strategy."""
     limit = result["memory_limit_bytes"]
     lines = [
         f"{result['model']}, {result['dtype']}: medians of {result['rows'][0]['steps']} steps (smallest – largest){'' if limit is None else f', under a memory limit of {limit / 1e9:.1f} GB, page cache included'}. `{result['command']}`, "
@@ -246,7 +246,7 @@ def _moved(rows: Iterable[Result]) -> Iterable[str]:
 
 
 def _saved(rows: Mapping[str, Result]) -> str:
-    """Return what delayed splits and pools of two save, compared with what they replace."""
+    """Return a sentence on the bytes that delayed splits and pools of two clusters save."""
     sentences = []
     for name, what, action in (
         ("immediate-split", "split_bytes", "reads for splits"),
@@ -259,7 +259,9 @@ def _saved(rows: Mapping[str, Result]) -> str:
             beside = f"{theirs / own:,.2f} times what" if own else f"{theirs / 1e3:,.1f} kB a token where"
             sentences.append(f"`{name}` {action} {beside} `{OURS}` does{'' if own else ' not'}")
     return (
-        f"{'; '.join(sentences)}." if sentences else "nothing that delayed splits or pools save was measured."
+        f"{'; '.join(sentences)}."
+        if sentences
+        else "the savings of delayed splits and pools were not measured."
     )
 
 

@@ -12,7 +12,7 @@ def prose(documented: Any) -> list[str]:
 
 
 def entries(documented: Any, section: str) -> dict[str, str]:
-    """Return what a section (`Args`, `Attributes`) says, by name."""
+    """Return the entries of a section (`Args`, `Attributes`) by name."""
     _, _, text = (inspect.getdoc(documented) or "").partition(f"{section}:\n")
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.split("\n\n")[0], re.M)
     return {name: " ".join(said.split()) for name, said in found}

@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/evaluation.md, lab/training/README.md and the model card: what shipped models score."""
+"""The generated parts of lab/docs/evaluation.md, lab/training/README.md and the model card: scores of the shipped models."""
 
 from collections.abc import Mapping
 
@@ -23,13 +23,13 @@ def baseline_cells(quality: Result) -> Cells:
 
 @if_measured
 def scores_of_all_tasks(quality: Result) -> str:
-    """For lab/docs/evaluation.md: every task with its intervals."""
+    """Return the scores of every task with their intervals, for lab/docs/evaluation.md."""
     model = quality["reference"]
     cells = baseline_cells(quality)
     places = dict.fromkeys((length, task) for length, task, _ in cells)
     lines = [
-        f"Mean scores with 95 % intervals on the `{quality['split']}` split, {_prompts(cells)} for each task and length, chunks of up to "
-        f"{quality['chunk_tokens']} tokens ({quality['dtype']}, {quality['device']}). Naive, direct and reuse recompute nothing. "
+        f"The table has mean scores with 95 % intervals on the `{quality['split']}` split, {_prompts(cells)} for each task and length, chunks of up to "
+        f"{quality['chunk_tokens']} tokens ({quality['dtype']}, {quality['device']}). `naive`, `direct` and `reuse` recompute nothing. "
         f"The model was trained on {model['tokens'] / 1e6:.0f} million tokens in {model['hours']:.1f} hours ({model['steps']:,} steps, "
         f"{model['device']}); its weights are {model['bytes'] / 1e6:.1f} MB.",
         "",
@@ -45,7 +45,7 @@ def scores_of_all_tasks(quality: Result) -> str:
 
 @if_measured
 def scores_of_the_model(quality: Result) -> str:
-    """For the model card: the scores of full attention and plain reuse, without intervals."""
+    """Return the scores of full attention and plain reuse without intervals, for the model card."""
     cells = baseline_cells(quality)
     tasks = dict.fromkeys(task for _, task, _ in cells)
     lengths = sorted({length for length, _, _ in cells})
@@ -67,7 +67,7 @@ def _task(name: str) -> str:
 
 
 def _score(cells: Cells, length: int, task: str, recipe: str) -> str:
-    """Return a score with its interval; nothing for a mean over other prompts than full attention's."""
+    """Return a score with its interval, or a dash if full attention was measured on other prompts."""
     found = cells.get((length, task, recipe))
     if found is None or found["samples"] != cells[length, task, "full"]["samples"]:
         return "–"
@@ -81,13 +81,13 @@ def _prompts(cells: Cells) -> str:
 
 @if_measured
 def second_run(result: Result) -> str:
-    """For lab/training/README.md: a second training run and the shipped model, on the same prompts."""
+    """Return the scores of the shipped model and of a second training run on the same prompts, for lab/training/README.md."""
     rows, training = result["rows"], result["training"]
     outside = [f"`{one['task']}` at {one['context_tokens']:,}" for one in rows if not within_interval(one)]
     lines = [
-        f"Scores under full attention on `test` with 95 % intervals, the same {min(one['prompts'] for one in rows)} prompts of each task, of the "
-        f"shipped model and of settling with seed {training['seed']} ({training['steps']:,} steps, {training['hours']:.1f} hours). In "
-        f"{len(rows) - len(outside)} of {len(rows)} the second score is in the first one's interval"
+        f"The table has scores with full attention on `test` with 95 % intervals, on the same {min(one['prompts'] for one in rows)} prompts of each task: of the "
+        f"shipped model and of a second last training stage with seed {training['seed']} ({training['steps']:,} steps, {training['hours']:.1f} hours). In "
+        f"{len(rows) - len(outside)} of {len(rows)} rows the second score is in the interval of the first one"
         + (f"; in {', '.join(outside)} it is not." if outside else "."),
         "",
         *header("context", "task", "shipped", "second run"),
@@ -106,7 +106,7 @@ def within_interval(one: Result) -> bool:
 
 @if_measured
 def written_requests(result: Result) -> str:
-    """For the model card: the quality of the questions and key content that the model writes."""
+    """Return the quality of the questions and summaries that the model writes, for the model card."""
     measures = {
         "ask": {
             "about_notes": "names something of the notes",
@@ -121,7 +121,7 @@ def written_requests(result: Result) -> str:
     }
     requests = {"ask": "a question", "sum_up": "key content", "ask_like": "the next question"}
     lines = [
-        f"What it writes after notes of {result['context_tokens']} tokens (`{result['split']}` split), mean shares over kinds of notes with 95 % intervals:",
+        f"The model's texts after notes of {result['context_tokens']} tokens (`{result['split']}` split), as mean shares over kinds of notes with 95 % intervals:",
         "",
         *header("written", "prompts", "", "share"),
     ]
@@ -135,7 +135,7 @@ def written_requests(result: Result) -> str:
 
 @if_measured
 def replayed(result: Result) -> str:
-    """For lab/docs/evaluation.md: the evaluation's traces, timed on a real shape."""
+    """Return the times of the evaluation's traces in the shape of a real model, for lab/docs/evaluation.md."""
     where = f"{result['threads']} CPU threads" if result["device"] == "cpu" else result["device"]
     columns = (
         "context",
@@ -148,8 +148,8 @@ def replayed(result: Result) -> str:
         "share of it",
     )
     lines = [
-        f"The mean traces of the evaluation on the shape of {result['shape']} ({result['dtype']}, random weights, {where}), all counts "
-        f"times {result['scale']:g}: median of {result['repeats']} repeats, interleaved with full prefill of as many tokens.",
+        f"These are the mean traces of the evaluation, timed in the shape of {result['shape']} ({result['dtype']}, random weights, {where}), with all token "
+        f"counts multiplied by {result['scale']:g}: the median of {result['repeats']} repeats, interleaved with full prefill of as many tokens.",
         "",
         *header(*columns),
     ]

@@ -1,32 +1,32 @@
-"""Rows about single figures and tables of papers: what a figure says, and what the results here say to it.
+"""Rows about single figures and tables of papers: the claim of a figure, and whether the results here agree with it.
 
-A row's verdict is computed from results, so that it changes with them. Rows that cannot be measured here give the reason.
+Whether a claim held is computed from the results. Rows that cannot be measured here give the reason.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 Results = Callable[[str], Mapping[str, Any] | None]
-"""Returns a file of lab/results by its name without ending, None without it."""
+"""Returns a file of lab/results by its name without ending, or None if it does not exist."""
 
 
 class Seen(NamedTuple):
-    """What was seen: True if it held, False if the opposite did, None if neither is certain or the gain is smaller."""
+    """An observation: `held` is True or False if the interval decides, None if it does not or if the gain is smaller."""
 
     held: bool | None
     where: str
     numbers: str
-    verdict: str = ""  # in words, where points of a figure differ
+    verdict: str = ""  # in words, if the points of a figure differ
 
 
 Measure = Callable[[Results], Seen | None]
-"""Returns what was seen, None where the results are not there."""
+"""Returns an observation, or None without results."""
 
 
 class Figure(NamedTuple):
-    """A figure or table of a paper: its name, what it says, and a measure or why there is none here.
+    """A figure or table of a paper: its name, its claim, and a measure or the reason why there is no measure here.
 
-    `unmeasured` is the verdict without a measure: whether it cannot be measured here, or was not.
+    Without a measure, `unmeasured` says whether it cannot be measured here or only was not.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Figure(NamedTuple):
 
 
 NOT_MEASURED = "not measured"
-"""The verdict on what could be measured here."""
+"""Marks a figure that could be measured here."""
 
 
 class Number(NamedTuple):
@@ -48,7 +48,7 @@ class Number(NamedTuple):
 
 
 def number(content: Mapping[str, Any], name: str | None = None) -> Number:
-    """Return a number of a result: with `low` and `high` beside it, or with `<name>_interval`."""
+    """Return a number of a result with its interval, which is in `low` and `high` or in `<name>_interval`."""
     if name is None:
         return Number(content["value"], content["low"], content["high"])
     return Number(content[name], *content[f"{name}_interval"])
@@ -59,18 +59,18 @@ def shown(value: Number, form: str = ".3f") -> str:
 
 
 def above(first: Number, second: Number | float) -> bool | None:
-    """Return whether the first is larger; None where the intervals do not tell."""
+    """Return whether the first number is larger, or None if the intervals overlap."""
     other = second if isinstance(second, Number) else Number(second, second, second)
     return True if first.low > other.high else False if first.high < other.low else None
 
 
 def reaches(value: float, least: float, even: float = 1.0) -> bool | None:
-    """Return True at the paper's figure or beyond, None between that and no gain at all, False below."""
+    """Return True if a gain reaches the paper's, None if it is smaller, False if there is none."""
     return True if value >= least else None if value > even else False
 
 
 def together(verdicts: Iterable[bool | None]) -> bool | None:
-    """Return True if all held, False if the opposite of any was seen."""
+    """Return False if any point was contradicted, True if all held, else None."""
     found = list(verdicts)
     return False if False in found else None if None in found else True
 
@@ -80,7 +80,7 @@ LONGER = "10 MB model for longer texts"
 
 
 def claim(name: str, *kinds: str) -> Measure:
-    """Return the verdicts of an experiment of `lab/experiments/papers/` whose statements contain one of the words."""
+    """Return a measure of the points of an experiment of `lab/experiments/papers/` whose statements contain one of the words."""
 
     def seen(results: Results) -> Seen | None:
         from papers import CLAIMS
@@ -97,7 +97,7 @@ def claim(name: str, *kinds: str) -> Measure:
 
 
 def in_words(told: list[bool | None]) -> str:
-    """Return how many points held, were not seen, and were the opposite."""
+    """Return how many points held, were not seen, and were contradicted."""
     words = {True: "held", None: "not seen", False: "the opposite"}
     return ", ".join(f"{word} {told.count(held)}" for held, word in words.items() if held in told)
 
@@ -113,7 +113,7 @@ def _anchor(name: str) -> str:
 
 
 def score_rows(results: Results, file: str, task: str, ratio: float) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a file of scores for a task, at a ratio, by recipe; full attention and reuse too."""
+    """Return the rows of a file of scores by recipe, for a task and a ratio, with full attention and plain reuse."""
     rows = (results(file) or {"rows": []})["rows"]
     return {
         row["recipe"]: row
@@ -123,12 +123,12 @@ def score_rows(results: Results, file: str, task: str, ratio: float) -> dict[str
 
 
 def present(rows: Mapping[str, Any], *names: str) -> str | None:
-    """Return the first of some recipes that was measured: a method's own reading before an earlier one."""
+    """Return the first of some recipes that was measured; a method's current variant comes before an earlier one."""
     return next((name for name in names if name in rows), None)
 
 
 def natural_rows(found: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a file of `kvweave eval natural` with KV stored exactly, by recipe."""
+    """Return the rows of a result of `kvweave eval natural` by recipe, with KV stored exactly."""
     return {row["recipe"]: row for row in (found or {"rows": []})["rows"] if row["storage"] == "exact"}
 
 

@@ -49,7 +49,7 @@ def _quality(results: Results) -> Seen | None:
 
 
 def _generated(results: Results) -> str:
-    """Return what the generated tasks say, which draw their chunks instead of retrieving them."""
+    """Return the scores on generated tasks, whose chunks are drawn at random instead of retrieved."""
     rows = score_rows(results, "neutral", "overall", 0.1)
     if OWN not in rows:
         return ""
@@ -184,7 +184,7 @@ def _throughput(results: Results) -> Seen | None:
 
 
 def _every_selector(results: Results) -> Seen | None:
-    """On retrieved chunks FusionRAG's own selector was measured; on the generated tasks many were."""
+    """Compare similar with isolated chunks: FusionRAG's own selector on retrieved chunks, many selectors on generated tasks."""
     found = results("natural_1k")
     if found is None:
         return None
@@ -204,7 +204,7 @@ def _from_to(first: Mapping[str, Any], second: Mapping[str, Any], name: str) -> 
 
 
 def _drawn_cells(results: Results) -> str:
-    """Return what similar chunks do to every selector where chunks are drawn, so that neighbours meet at chance."""
+    """Return the gains of similar chunks for every selector on generated tasks, where similar chunks meet only by chance."""
     cells = [
         cell
         for matrix in (results("methods") or {"matrices": []})["matrices"]

@@ -10,7 +10,7 @@ BEST_OTHER = "RAGCache + MeanCache"
 
 
 def _personas(results: Results) -> Mapping[str, Any] | None:
-    """Return the result with the rows of the paper's regime alone: long answers where measured, token by token."""
+    """Return the result with only the rows of the paper's setting: the longest answers, decoded token by token."""
     found = results("personas")
     if found is None:
         return None

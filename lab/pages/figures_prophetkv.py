@@ -123,7 +123,7 @@ def _on_gpu(results: Results) -> Seen | None:
 
 
 def _first_token(found: Mapping[str, Any] | None, device: str) -> Seen | None:
-    """Return the speed-up of the longest context at 20 %, or at the ratio that was measured next to it."""
+    """Return the speed-up for the longest context at the measured ratio nearest to 20 %."""
     rows = [
         row for row in (found or {"rows": []})["rows"] if row["recipe"] == "prophetkv" and row["ratio"] > 0
     ]

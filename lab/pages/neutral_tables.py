@@ -1,4 +1,4 @@
-"""Tables of lab/docs/methods.md about generated tasks: the neutral ones, and the same prompts against the order of the text."""
+"""Tables of lab/docs/methods.md about generated tasks: the neutral tasks, and the same prompts against the order of the text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ NEVER = "–"
 
 
 def by_task(quality: Result | None) -> list[str]:
-    """Return a line per recipe, a column per task; tasks that reuse solves show that nothing breaks them."""
+    """Return a table with a row per recipe and a column per task. Tasks that plain reuse solves show that recipes break nothing."""
     if quality is None:
         return [NOT_MEASURED, ""]
     rows = [row for row in quality["rows"] if on_own_preparation(row["recipe"]) and row["ratio"] is not None]
@@ -47,14 +47,14 @@ def by_task(quality: Result | None) -> list[str]:
 
 
 def _without_context(quality: Result, tasks: Sequence[str]) -> str:
-    """Return the line of what the model answers without any chunk; the last column of scores is the mean."""
+    """Return the row of scores without any chunk; the last score is the mean."""
     scores = quality["completed"]["without_context"]
     mean = sum(scores.values()) / len(scores)
     return table_row("no context", "–", *(f"{scores.get(task, mean):.3f}" for task in tasks), NEVER, NEVER)
 
 
 def by_bytes(quality: Result | None) -> list[str]:
-    """Return every recipe on every preparation by what it stores and runs ahead, and what our own gains over it."""
+    """Return a table of recipes on all preparations, ordered by stored bytes and passes, with the gain of `weave` over each."""
     costs = _costs_of(quality) if quality else {}
     if quality is None or not costs:
         return [NOT_MEASURED, ""]
@@ -68,10 +68,11 @@ def by_bytes(quality: Result | None) -> list[str]:
         }
         prepared = [row for row in rows if row["recipe"] in costs and row["ratio"] is not None]
         lines += [
-            f"{length_text(length)}, every recipe on every preparation, those that store least first: the mean over tasks, and the score of"
-            " `weave` minus it at the same ratio, prompt by prompt. `isolated` and `similar` chunks do not know the chunk before them.",
+            f"The next table has every recipe on every preparation with {length_text(length)}, ordered by stored bytes. The last column is the"
+            " mean paired difference between `weave` and the recipe at the same ratio. `isolated` and `similar` chunks are computed"
+            " without the chunk before them.",
             "",
-            *header("recipe", "ratio", "bytes/token", "passes", "mean", "`weave` minus it"),
+            *header("recipe", "ratio", "bytes/token", "passes", "mean", "`weave` minus the recipe"),
         ]
         for row in sorted(prepared, key=lambda row: _spent(costs[row["recipe"]])):
             gain = estimate(gains.get((row["recipe"], row["ratio"])), "gain", "+.3f")
@@ -81,20 +82,20 @@ def by_bytes(quality: Result | None) -> list[str]:
     about = quality["completed"]
     return [
         *lines,
-        "Bytes of KV and features, and tokens through the model, per token of a chunk, counted while a recipe prepares the "
-        f"{about['chunks']} chunks of the first prompts of these tasks in an empty store; a second model is not counted. Most of these chunks "
-        "begin a document, so `following` costs little here.",
+        "Bytes are the stored KV and features per token of a chunk, and passes are the tokens run through the model per token of a chunk, both "
+        f"counted while a recipe prepares the {about['chunks']} chunks of the first prompts of these tasks in an empty store. A second model "
+        "is not counted. Most of these chunks are the first of their document, so `following` costs little here.",
         "",
     ]
 
 
 def _spent(cost: Result) -> tuple[int, float]:
-    """Return what sorts recipes: stored bytes, then passes."""
+    """Return the sort key of a recipe: stored bytes, then passes."""
     return round(cost["bytes_per_token"] / 100), cost["passes"]
 
 
 def against_the_text(permuted: Result | None, neutral: Result | None) -> list[str]:
-    """Return scores where the chunk that refers back stands first, beside those of the same prompts in the text's order."""
+    """Return the scores with chunks against the order of the text, and those of the same prompts in that order."""
     if permuted is None or neutral is None:
         return [NOT_MEASURED, ""]
     tasks = list(dict.fromkeys(row["task"] for row in permuted["rows"] if row["task"] != OVERALL))
@@ -105,9 +106,9 @@ def against_the_text(permuted: Result | None, neutral: Result | None) -> list[st
     costs = _costs_of(permuted)
     prompts, there = own["full", 1.0, OVERALL]["samples"], against["full", 1.0]
     lines = [
-        f"The same {prompts} prompts of {len(tasks)} tasks with their chunks in a drawn order, in which the chunk that refers back stands before the one"
-        f" that it refers to, with whatever lies between. In {prompts - there['samples']} of them one of the two was not retrieved; the {there['samples']} others"
-        " have a column of their own. *In the order of the text* is the mean of the same prompts in the table above.",
+        f"These are the same {prompts} prompts of {len(tasks)} tasks with their chunks in a random order, in which the chunk that refers back comes before the"
+        f" chunk that it refers to, possibly with other chunks between them. In {prompts - there['samples']} of the prompts one of the two chunks was not"
+        f" retrieved; the {there['samples']} others have a column of their own. *In the order of the text* is the mean of the same prompts in the table above.",
         "",
         *header(
             *("recipe", "ratio"),
@@ -140,23 +141,23 @@ def against_the_text(permuted: Result | None, neutral: Result | None) -> list[st
 
 
 def _against_full(against: Mapping[tuple[str, float], Result]) -> list[str]:
-    """Return which recipes answer more prompts against the order of the text than full attention, and what follows."""
+    """Return the recipes that answer more or fewer of these prompts than full attention, and an explanation."""
     full, others = against["full", 1.0], [one for (name, _), one in against.items() if name != "full"]
     more = [f"`{one['recipe']}`" for one in others if one["lost_interval"][1] < 0]
     fewer = [f"`{one['recipe']}`" for one in others if one["lost_interval"][0] > 0]
     by_name = {one["recipe"]: estimate(one, "score") for one in others}
     lines = [
-        f"Where both chunks are there, full attention scores {estimate(full, 'score')}. Of {len(others)} recipes {len(more)} score higher, prompt by"
-        f" prompt ({', '.join(more) or 'none'}), {len(fewer)} lower ({', '.join(fewer) or 'none'}), {len(others) - len(more) - len(fewer)} are open."
+        f"On prompts with both chunks, full attention scores {estimate(full, 'score')}. Of {len(others)} recipes, {len(more)} score significantly higher"
+        f" ({', '.join(more) or 'none'}), {len(fewer)} lower ({', '.join(fewer) or 'none'}), and {len(others) - len(more) - len(fewer)} do not differ."
     ]
     if "following+reuse" in by_name:
         lines += [
             "",
-            "**Full attention no longer answers there, so what a recipe loses against it says nothing.** The right answer is the document's, and"
-            " the order of the prompt hides it. A chunk that was prepared behind the one before it in its document has read what it refers to:"
-            f" with nothing recomputed, `following` chunks reach {by_name['following+reuse']} and `woven` chunks {by_name['woven+reuse']}. Tokens that"
-            f" are recomputed read the prompt instead, and lose that: {by_name['following+cacheblend']} with `cacheblend` behind the same"
-            f" `following` chunks, {by_name['weave']} with `weave`; {by_name['following+prophetkv']} with `prophetkv` behind `following` chunks.",
+            "**Full attention rarely answers right here, so a comparison with it says little.** The order of the prompt hides the right answer, which"
+            " follows from the order of the document. A chunk that was prepared after the chunk before it in its document was computed with the"
+            f" sentence it refers to: with nothing recomputed, `following` chunks reach {by_name['following+reuse']} and `woven` chunks"
+            f" {by_name['woven+reuse']}. Recomputed tokens attend to the prompt instead and lose this: `cacheblend` on the same `following` chunks reaches"
+            f" {by_name['following+cacheblend']}, `prophetkv` {by_name['following+prophetkv']}, and `weave` {by_name['weave']}.",
         ]
     return lines
 

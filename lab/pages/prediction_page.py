@@ -1,4 +1,4 @@
-"""The generated part of lab/docs/answer-cache.md about predicted questions: what follows, the systems, and what became of predictions."""
+"""The generated part of lab/docs/answer-cache.md about predicted questions: main results, systems, and kept and dropped predictions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ AIM_SERVED, AIM_FASTER = 0.15, 0.30
 
 @if_measured
 def predicted_questions(result: Result) -> str:
-    """Return what people's questions got from predictions; from `kvweave eval prediction`."""
+    """Return the results of `kvweave eval prediction`: how many of people's questions predictions serve, by system."""
     about, figures = result["about"], result["figures"]
     rows = {each["system"]: each for each in figures["systems"]}
     names = (
@@ -71,12 +71,12 @@ def predicted_questions(result: Result) -> str:
 
 
 def _later(about: Mapping[str, str]) -> str:
-    """Return what was counted after the run, if anything."""
+    """Return the note on numbers that were counted after the run, or nothing."""
     return f" {about['kv_ready']}." if "kv_ready" in about else ""
 
 
 def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
-    """Return what the figures say, against the aims."""
+    """Return the main results, compared with the aims."""
     figures = result["figures"]
     own, without, other, published = (rows[name] for name in (OURS, WITHOUT, BEST_OTHER, PUBLISHED))
     number, served = figures["questions"], own["served"]
@@ -116,7 +116,7 @@ def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
 
 
 def _right_alone(questions: Sequence[Result]) -> tuple[int, int]:
-    """Return how many questions kvweave answers right and RAGCache does not, and the other way round."""
+    """Return how many questions only kvweave answers right, and how many only RAGCache."""
     right = {
         arm: {each["question"] for each in questions if each["arm"] == arm and each["contains"]}
         for arm in ("predicted", "prefix")
@@ -133,7 +133,7 @@ def _compared(faster: float) -> str:
 
 
 def _fates(figures: Result) -> str:
-    """Return what became of predicted questions, and what the matcher says of the nearest ones."""
+    """Return how many predictions were kept and dropped, and how the matcher judges the nearest ones."""
     kept = _listed([f"{number} from {origin}" for origin, number in figures["predicted"].items()])
     dropped = _listed([f"{number} {reason}" for reason, number in figures["dropped"].items()])
     within = sum(figures["nearest"].values())

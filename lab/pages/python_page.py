@@ -1,4 +1,4 @@
-"""docs/reference/python.md: each public name with its signature and what it does, from the docstrings."""
+"""docs/reference/python.md: each public name with its signature and its description from the docstring."""
 
 import dataclasses
 import inspect
@@ -28,13 +28,13 @@ NAMES = {
 }
 ALIASES = {"ClusteredKV": "OffloadSettings"}
 RESULTS = ("Answer", "Plan", "Timing")
-"""Classes that users read and do not make: fields instead of a signature."""
+"""Classes that only kvweave creates; the page shows their fields instead of a signature."""
 
 MEMBERS: dict[str, tuple[str, ...]] = {
     "ChunkStore": ("used_bytes", "set_limit", "stats", "verify", "clear", "attach_device", "close"),
     "KnowledgeBase": (),
 }
-"""Classes whose members are shown: those that a caller needs, or all (none named)."""
+"""Classes whose members the page shows: the named ones, or all if none is named."""
 
 EXPLAINED: dict[str, tuple[str, ...]] = {
     "KnowledgeBase.stream": ("drop_chunks", "cache"),
@@ -44,10 +44,10 @@ EXPLAINED: dict[str, tuple[str, ...]] = {
     "generate": ("kv", "settings"),
     "OffloadSettings": ("device_bytes", "folder"),
 }
-"""Parameters whose names do not say what they mean."""
+"""Parameters that the page explains, because their names do not."""
 
 ABBREVIATED = {"ask": "ask(question, ...)"}
-"""Calls whose text names another one with the same parameters."""
+"""Calls shown without their parameters, because their text refers to another method with the same ones."""
 
 UNLISTED = ("has_recorded_model",)
 """Public for the server alone."""
@@ -59,8 +59,9 @@ def python_api(generated: str) -> list[str]:
         "",
         generated,
         "",
-        "Import all names from `kvweave`. `help(kvweave.prefill)` says more about parameters and errors. A parameter with the name of a",
-        "[setting](settings.md) means the same; the [guide](../guide/recipes.md#how-much-to-recompute) explains `ratio` and `coverage`.",
+        "Import all names from `kvweave`. `help(kvweave.prefill)` has more about parameters and errors. A parameter with the name of a",
+        "[setting](settings.md) has the meaning of the setting. The [guide](../guide/recipes.md#how-much-to-recompute) explains `ratio` and",
+        "`coverage`.",
     ]
     assert sorted([*ALIASES, *(name for names in NAMES.values() for name in names)]) == kvweave.__all__
     for title, names in NAMES.items():
@@ -85,7 +86,7 @@ def _described(name: str, documented: Any) -> list[str]:
 
 
 def _error_list() -> list[str]:
-    """The tree of errors as a nested list, without those that are caught inside and never reach a caller."""
+    """Return the tree of errors as a nested list, without those that kvweave catches itself."""
     branches = re.findall(r"^( *[│├└─ ]+)(\w+) *(.*)$", inspect.getdoc(errors) or "", re.M)
     return [
         f"{'  ' * (len(indent) // 4 - 1)}- `{name}`{f': {said}' if said else ''}"
@@ -100,7 +101,7 @@ def _explained(name: str, documented: Any, indent: str = "") -> list[str]:
 
 
 def _members(name: str, documented: Any) -> list[str]:
-    """A list of properties, then of methods with their parameters."""
+    """Return a list of the properties, then of the methods with their parameters."""
     public = _public(documented)
     lines = []
     shown = [each for each in MEMBERS[name] or public if each not in UNLISTED]
@@ -112,7 +113,7 @@ def _members(name: str, documented: Any) -> list[str]:
 
 
 def _fields(documented: Any) -> list[str]:
-    """The fields of a result; a list if its docstring says what they mean."""
+    """Return the fields of a result, as a list with explanations if the docstring has them."""
     names = [field.name for field in dataclasses.fields(documented)]
     said = entries(documented, "Attributes")
     if not said:
@@ -122,7 +123,7 @@ def _fields(documented: Any) -> list[str]:
 
 
 def _public(documented: Any) -> dict[str, Any]:
-    """Methods and properties, those of kvweave's base classes first."""
+    """Return the public methods and properties of a class, those of kvweave's base classes first."""
     bases = [base for base in reversed(documented.__mro__) if base.__module__.startswith("kvweave")]
     members = {name: each for base in bases for name, each in vars(base).items() if not name.startswith("_")}
     return {
@@ -136,7 +137,7 @@ def _signature(name: str, function: Callable[..., Any]) -> list[str]:
 
 
 def _call(name: str, documented: Any) -> str:
-    """A function with its parameters and defaults; a property is its name."""
+    """Return the call of a function with parameters and defaults, or the name of a property."""
     if isinstance(documented, property):
         return name
     parameters = [each for each in inspect.signature(documented).parameters.values() if each.name != "self"]

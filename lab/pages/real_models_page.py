@@ -21,11 +21,11 @@ FILES = (
     "calibration_weights_float32.json",
 )
 LEAST_S = 0.1
-"""Shorter parts of a start are one row."""
+"""Parts of a start that take less time are combined in one row."""
 
 
 def parts(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each part from the files of lab/results by name; None for a file that is not there."""
+    """Return the text of each part of the page, from the results by file name."""
     return {
         "start": _start(found["start.json"]),
         "first-question": _first_question(found["first_question.json"]),
@@ -71,10 +71,10 @@ def _start(measured: Result) -> str:
 @if_measured
 def _first_question(measured: Result) -> str:
     said = (
-        f"`kvweave add` returned {measured['add_s']:.1f} s after {measured['pages']} pages ({measured['chunks']} chunks) were named, and "
+        f"`kvweave add` with {measured['pages']} pages ({measured['chunks']} chunks) returned after {measured['add_s']:.1f} s, and "
         f"the first piece of an answer came {measured['first_piece_s']:.1f} s after `kvweave ask`: **{measured['together_s']:.1f} s "
-        f"together**, once; the aim is {measured['target_s']:.0f} s. {measured['left_s']:.0f} s of preparation, as it was estimated, were "
-        f"left to the background process. {measured['without_vector_after_answer']} chunks had no vector when the answer ended: the "
+        f"together**, measured once; the target is {measured['target_s']:.0f} s. By kvweave's estimate, {measured['left_s']:.0f} s of preparation "
+        f"were left to the background process. When the answer ended, {measured['without_vector_after_answer']} chunks had no vector yet; the "
         "question found them by their words."
     )
     return "\n".join([said, "", *folded([f".venv/bin/python {measured['command']}"], _about(measured))])
@@ -192,8 +192,8 @@ def _calibration(measured: Result) -> str:
     share, best = measured["share"], measured["chosen"]
     said = "none, so `prefix`" if best is None else f"`{best[0]}` at {best[1]:g}"
     lines = [
-        f"{_asked(measured)}; keeping {share:.0%} of first tokens and answers chooses {said}. Measuring took "
-        f"{measured['seconds']:,.0f} s, {measured['passes']:.1f} passes over each prompt:",
+        f"{_asked(measured)}. The choice that keeps {share:.0%} of first tokens and answers is {said}. The measurement took "
+        f"{measured['seconds']:,.0f} s and {measured['passes']:.1f} passes over each prompt:",
         "",
         *table(
             (

@@ -23,7 +23,7 @@ GENERATED = "<!-- Written by `make docs`; edit {source} instead. -->"
 
 
 def reference_pages(parity: Mapping[str, Any]) -> dict[str, str]:
-    """Return the generated pages by file name; `parity` is what `lab/experiments/parity.py` measured."""
+    """Return the generated pages by file name; `parity` is the result of `lab/experiments/parity.py`."""
     pages = {
         "command-line.md": command_line(),
         "settings.md": settings(),
@@ -45,8 +45,8 @@ def command_line() -> list[str]:
         "",
         GENERATED.format(source="the help texts in src/kvweave/cli"),
         "",
-        "Most options are [settings](settings.md): `--top-k` is `top_k`. The others stand here; a command's `--help` describes all. Many",
-        "commands take `--home`, `--kb`, `--json` and `--quiet`.",
+        "Most options are [settings](settings.md): `--top-k` is the setting `top_k`. This page lists the other options; the `--help` of a",
+        "command describes all of them. Many commands also accept `--home`, `--kb`, `--json` and `--quiet`.",
         "",
         *(_command(path, command) for path, command in own),
         "",
@@ -57,7 +57,7 @@ def command_line() -> list[str]:
 
 
 def _commands() -> Iterator[tuple[str, Any]]:
-    """The product's commands with their full names, in the order of `--help`."""
+    """Yield the product's commands with their full names, in the order of `--help`."""
     top = typer.main.get_command(app)
     for name in OWN:
         command = top.get_command(None, name)
@@ -104,16 +104,16 @@ def settings() -> list[str]:
         "",
         GENERATED.format(source="src/kvweave/config.py"),
         "",
-        "A setting comes from, in this order: an argument of `kvweave.open` or an option of a command; an environment variable, such",
-        "as `KVWEAVE_TOP_K`; the file `config.toml` in the home folder; its default, in brackets below. The file has one line per setting,",
-        "without sections:",
+        "kvweave takes a setting from the first of these places that has it: an argument of `kvweave.open` or an option of a command; an",
+        "environment variable, such as `KVWEAVE_TOP_K`; the file `config.toml` in the home folder; the default, which is in brackets below.",
+        "The file has one line per setting and no sections:",
         "",
         "```toml",
         'model = "Qwen/Qwen2.5-1.5B-Instruct"',
         "top_k = 8",
         "```",
         "",
-        "`KVWEAVE_KB` names the knowledge base of a command, `KVWEAVE_RATIO` and `KVWEAVE_COVERAGE` its budget.",
+        "`KVWEAVE_KB` names the knowledge base of a command. `KVWEAVE_RATIO` and `KVWEAVE_COVERAGE` set its budget for recomputation.",
     ]
     lines += _setting_list(Config, [field for field in dataclasses.fields(Config) if not _is_part(field)])
     for part in (field.default_factory for field in dataclasses.fields(Config) if _is_part(field)):
@@ -148,8 +148,8 @@ def recipes() -> list[str]:
         GENERATED.format(source="the recipes' docstrings"),
         "",
         "The [guide](../guide/recipes.md) explains recipes, preparations and ratios.",
-        "[lab/docs/methods.md](../../lab/docs/methods.md#every-method) has each recipe's paper, idea, parameters, differences to the paper,",
-        "scores and costs. In brackets: its own preparation, and its ratio if it recomputes.",
+        "[lab/docs/methods.md](../../lab/docs/methods.md#every-method) has the paper, the idea, the parameters, the differences from the paper,",
+        "the scores and the costs of each recipe. In brackets are the recipe's own preparation, and its ratio if it recomputes tokens.",
         "",
         *(f"- `{name}`{_own_choices(name)}: {one_line(headings(METHODS[name])[''])}" for name in own),
         "",
@@ -162,7 +162,7 @@ def recipes() -> list[str]:
 
 
 def _own_choices(name: str) -> str:
-    """The recipe's own preparation and ratio, if it has them."""
+    """Return the recipe's own preparation and ratio in brackets, as far as it has them."""
     recipe = recipe_named(name)
     prepared = next((key for key, make in PREPARATIONS.items() if recipe.prepare == make()), None)
     assert prepared or recipe.prepare == NotPrepared(), name
@@ -190,8 +190,8 @@ def models(parity: Mapping[str, Any]) -> list[str]:
         "",
         "## Exact prefixes alone",
         "",
-        "KV of these cannot be moved. They answer single questions with `--recipe prefix`: kvweave stores the model's whole state",
-        "after each prefix and continues from it.",
+        "kvweave cannot move the KV of these models. They answer single questions with `--recipe prefix`: kvweave stores the model's whole",
+        "state after each prefix and continues from it. Each line has the reason.",
         "",
         *_limited(PREFIX_ONLY),
         "",

@@ -1,4 +1,4 @@
-"""lab/docs/selection.md: which tokens matter, from the results of `lab/experiments/selection.py`. Reads no files."""
+"""lab/docs/selection.md: which tokens matter, from the results of `lab/experiments/selection.py`, which `build.py` passes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,16 +10,16 @@ _SWEPT = ("question_stale", "question_stale_last", "deviation", "position", "ran
 
 
 def selection_page(found: Result | None, images: Iterable[str]) -> str:
-    """Return the page; `images` are the names of files in lab/docs/images."""
+    """Return the text of the page; `images` are the names of the files in lab/docs/images."""
     drawn = set(images)
     lines = [
         "# Which tokens matter",
         "",
         *(_what_follows(found) if found else []),
-        "Recomputing a token pays if its stale KV is far off *and* later tokens attend to it. `kvweave eval selection` analyses every prompt: which",
-        "tokens the question and the decoded answer attend to, which ones an ideal selector would recompute, how far stale KV is off, and what",
-        "each selection finds of that (ProphetKV figs. 3, 4, 6, 7, 9; FusionRAG figs. 3, 7, 8; CacheClip fig. 2). `lab/pages/build.py` writes",
-        "this page. It is about the shipped model; with `--model` the command analyses any other one.",
+        "Recomputing a token helps if its stale KV differs much from the exact KV *and* later tokens attend to it. `kvweave eval selection` finds",
+        "for every prompt the tokens that the question and the decoded answer attend to, the tokens that an ideal selector would recompute, the",
+        "error of stale KV, and how many of these tokens each selection finds (ProphetKV figs. 3, 4, 6, 7, 9; FusionRAG figs. 3, 7, 8; CacheClip",
+        "fig. 2). `lab/pages/build.py` writes this page. It is about the shipped model; with `--model` the command analyses another one.",
         "",
     ]
     if found is None:
@@ -54,7 +54,7 @@ def selection_page(found: Result | None, images: Iterable[str]) -> str:
 
 
 def _what_follows(found: Result) -> list[str]:
-    """Return what the tables below come to."""
+    """Return the main results of the tables below."""
     loss = {name: one["loss_left"]["value"] for name, one in found["selections"].items()}
     off = {kind: one["relative"][-1]["value"] for kind, one in found["deviation"].items()}
     of_decoding = found["of_decoding"]
@@ -82,9 +82,9 @@ def _what_follows(found: Result) -> list[str]:
             f"{answers['stale_score']['value']:.3f}."
         )
     lines.append(
-        "KV of the last layer is off by "
+        "The KV of the last layer deviates from the exact KV by "
         + ", ".join(f"{value:.1%} (`{kind}`)" for kind, value in off.items())
-        + " of its squared length, by preparation."
+        + " of its squared length, depending on the preparation."
     )
     auxiliary = found["auxiliary"]
     if auxiliary:
@@ -93,10 +93,10 @@ def _what_follows(found: Result) -> list[str]:
             f"{auxiliary['own_kl']['value']:.2f} nats."
         )
     lines.append(
-        f"The figures are of the shipped 10 MB model and rest on {found['samples'] // len(found['tasks'])} prompts per task: quote those over all "
-        "tasks, not those of one."
+        f"These are numbers of the shipped 10 MB model with {found['samples'] // len(found['tasks'])} prompts per task. That is enough for means over all "
+        "tasks, not for a single task."
     )
-    return ["What follows:", "", *(f"- {line}" for line in lines), ""]
+    return [*(f"- {line}" for line in lines), ""]
 
 
 def _figure(drawn: set[str], name: str, title: str) -> list[str]:
@@ -108,9 +108,9 @@ def _selections(found: Result) -> list[str]:
     lines = [
         "## What each selection finds",
         "",
-        "*Of decoding*: the share of the equally many tokens to which the decoded answer attends most that it selects. *Of the ideal*: the same for the "
-        "tokens with the largest residual (ProphetKV eq. 5), layer by layer, mean over layers from the second on. *Loss left*: the share of "
-        "ProphetKV's loss (eq. 4) that is left after recomputing its tokens.",
+        "Each selection takes the same number of tokens. *Of decoding* is the share of the tokens with the most attention from the decoded answer "
+        "that the selection contains. *Of the ideal* is the same share for the tokens with the largest residual (ProphetKV eq. 5), layer by layer, as a mean over the layers "
+        "from the second on. *Loss left* is the share of ProphetKV's loss (eq. 4) that remains after recomputing the selected tokens.",
         "",
         *header("tokens are ranked by", "of decoding", "of the ideal", "loss left"),
     ]
@@ -131,7 +131,7 @@ def _answers(found: Result) -> list[str]:
     if answers is None:
         return []
     lines = [
-        "Recomputing those tokens and answering (ProphetKV fig. 9), scores:",
+        "Scores of answers after recomputing those tokens (ProphetKV fig. 9):",
         "",
         *header("recomputed", *(f"{ratio:.0%}" for ratio in answers["ratios"])),
         *(
@@ -142,8 +142,8 @@ def _answers(found: Result) -> list[str]:
     return [
         *lines,
         "",
-        f"Full attention scores {_estimate(answers['full_score'])}, nothing recomputed {_estimate(answers['stale_score'])}. The first row's "
-        "tokens are only known after computing everything; the scores of recipes are on the page of [methods](methods.md).",
+        f"Full attention scores {_estimate(answers['full_score'])}; with nothing recomputed the score is {_estimate(answers['stale_score'])}. The tokens of the first "
+        "row are known only after computing everything. The page of [methods](methods.md) has the scores of recipes.",
         "",
     ]
 
@@ -154,7 +154,8 @@ def _layers(found: Result) -> list[str]:
     lines = [
         "## Which layers predict decoding",
         "",
-        "What the question's most attended tokens of one layer alone find of the tokens to which decoding attends, mean over layers:",
+        "Here the tokens that the question attends to most in a single layer are selected. The table has the share of the tokens to which decoding "
+        "attends that this selection contains, as a mean over layers:",
         "",
         *header("layer", "over stale KV", "under full attention"),
     ]
@@ -174,10 +175,10 @@ def _layers(found: Result) -> list[str]:
     return [
         *lines,
         "",
-        f"Are they the same layers on every task? With {found['samples'] // len(by_task)} prompts of each, enough for a first look: the best one is "
-        f"{best_layers}. Ranked by what they find, the layers of two tasks correlate by {_range(between)}; those of two halves of one task's prompts by "
-        f"{_range(within)}. (Resampled prompts often rank close layers in another order, so the intervals reach low.) The first layer's "
-        "keys depend on their own token alone: it finds the words of the question, and recomputing those leaves "
+        f"With {found['samples'] // len(by_task)} prompts of each task, which is enough for a first impression, the best one is "
+        f"{best_layers}. If layers are ranked by the share they find, the ranks of two tasks correlate by {_range(between)}, and those of two halves of "
+        f"one task's prompts by {_range(within)}. (Resampled prompts often rank similar layers in another order, so the intervals are wide.) The "
+        "keys of the first layer depend only on their own token. This layer therefore finds the words of the question, and recomputing those leaves "
         f"{found['selections']['question_stale_first']['loss_left']['value']:.2f} of the loss.",
         "",
     ]
@@ -198,8 +199,8 @@ def _factors(found: Result) -> list[str]:
     return [
         "## The factors of the loss",
         "",
-        "The factors of ProphetKV eq. 6 and the residual itself (eq. 5), each selecting tokens for every layer separately: the share of the loss left, by "
-        "the share of tokens recomputed.",
+        "Each factor of ProphetKV eq. 6, and the residual itself (eq. 5), selects tokens for every layer separately. The cells have the share of the loss "
+        "that is left, by the share of tokens recomputed.",
         "",
         *header("factor", *(f"{ratio:.0%}" for ratio in found["ratios"])),
         *(
@@ -214,9 +215,9 @@ def _deviation(found: Result) -> list[str]:
     kinds = found["deviation"]
     layers = range(len(next(iter(kinds.values()))["relative"]))
     return [
-        "## How far stale KV is off",
+        "## The error of stale KV",
         "",
-        "Squared deviation of keys and values from full attention's (FusionRAG eq. 7), as a share of their squared length. *Bare* chunks are "
+        "The table has the squared deviation of keys and values from full attention's (FusionRAG eq. 7), as a share of their squared length. *Bare* chunks are "
         "prefilled alone, *isolated* ones after the system prefix, *similar* ones after the chunks most similar to them, *following* ones after the "
         "previous chunk of their document.",
         "",
@@ -259,7 +260,7 @@ def _settings(found: Result) -> list[str]:
     lines = [
         "## Other chunks and lengths",
         "",
-        "Each with the same number of prompts. *Off*: how far KV of the last layer is off, as above.",
+        "Each column has the same number of prompts. *Error* is the deviation of the last layer's KV, as above.",
         "",
         *header(
             "",
@@ -274,7 +275,7 @@ def _settings(found: Result) -> list[str]:
         ),
         row("loss left: `question_stale`", *(_estimate(one["loss_left"]) for one in settings)),
         *(
-            row(f"off: `{kind}`", *(_estimate(one["last_layer_off"][kind]) for one in settings))
+            row(f"error: `{kind}`", *(_estimate(one["last_layer_off"][kind]) for one in settings))
             for kind in kinds
         ),
         row(
@@ -292,8 +293,8 @@ def _auxiliary(found: Result) -> list[str]:
     return [
         "## The auxiliary model",
         "",
-        "How well others predict the reference model's last layer under full attention (CacheClip §2.8), over the "
-        f"{one['samples']} prompts whose tokens both models can align:",
+        "The table shows how well other layers predict the attention of the reference model's last layer under full attention (CacheClip §2.8), on the "
+        f"{one['samples']} prompts whose tokens can be aligned between both models:",
         "",
         *header("predicted by", "KL, nats", "Jaccard, top 20 %"),
         row("the auxiliary model's last layer", _estimate(one["kl"]), _estimate(one["jaccard"])),

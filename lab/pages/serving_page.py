@@ -36,7 +36,7 @@ def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
 
 
 def throughput(result: Result) -> str:
-    """Return a row for each rate and system."""
+    """Return a table with a row for each request rate and system."""
     measured = result.get("throughput")
     if not measured:
         return NOT_MEASURED
@@ -87,7 +87,7 @@ def throughput(result: Result) -> str:
 
 
 def equal(result: Result) -> str:
-    """Return what each system serves at the same p95 TTFT."""
+    """Return a table of the requests per second that each system serves at the same p95 TTFT."""
     measured = result.get("throughput")
     if not measured or not measured["equal"]:
         return NOT_MEASURED
@@ -115,7 +115,7 @@ def _ratio(served: float | None, other: float | None) -> str:
 
 
 def first_token(result: Result) -> str:
-    """Return what HTTP adds to the time to the first token."""
+    """Return a table of the time that HTTP adds to the first token."""
     measured = result.get("first_token")
     if not measured:
         return NOT_MEASURED
@@ -138,7 +138,7 @@ def first_token(result: Result) -> str:
 
 
 def shared_memory(result: Result) -> str:
-    """Return by how much a server's process grows for requests over the same documents."""
+    """Return a table of the memory that requests over the same documents add to a server's process."""
     measured = result.get("memory")
     if not measured:
         return NOT_MEASURED
@@ -162,7 +162,7 @@ def shared_memory(result: Result) -> str:
 
 @if_measured
 def soak(result: Result) -> str:
-    """Return what became of the requests and the server."""
+    """Return the outcomes of the requests, the memory and the problems of the soak test."""
     asked, outcomes = result["settings"], result["outcomes"]
     rows = [
         [action, *_counts([counts]), _wait(result["waits"].get(action))]
@@ -190,7 +190,7 @@ def soak(result: Result) -> str:
 
 @if_measured
 def tenants(result: Result) -> str:
-    """Return what an attacker can tell from the time to the first token."""
+    """Return a table of how well an attacker can tell cached texts by the time to the first token."""
     names = {"other": "another tenant", "attacker": "the attacker itself (control)"}
     rows = [
         [
@@ -212,7 +212,7 @@ def tenants(result: Result) -> str:
 
 
 def _memory(memory: Result | None) -> list[str]:
-    """Return a row for each measure of memory, with how it grew in ten parts of the time after the warm-up."""
+    """Return a table with a row for each measure of memory and its growth after the warm-up."""
     if memory is None:
         return ["Memory was not sampled for long enough."]
     rows = [

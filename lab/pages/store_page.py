@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from markdown_parts import NOT_MEASURED, Result, if_measured, table
 
 MOST_LOST = 0.005
-"""The most that storing KV in fewer bits may cost any recipe's mean score, by the upper end of the 95 % interval …"""
+"""The largest loss of any recipe's mean score that is accepted, at the upper end of the 95 % interval."""
 
 FEWEST_PROMPTS = 2000
-"""… over at least this many prompts."""
+"""The number of prompts that this loss must be measured on."""
 
 
 def chosen_storage(costs: Sequence[Result]) -> str:
-    """Return the default that follows from the measurements: the fewest bits that cost no recipe too much."""
+    """Return the default storage that follows from the measurements: the fewest bits with a small loss for every recipe."""
     for storage in ("int4", "int8"):
         counted = [cost for cost in costs if cost["storage"] == storage and cost["samples"] >= FEWEST_PROMPTS]
         if counted and all(cost["lost_interval"][1] <= MOST_LOST for cost in counted):
@@ -21,12 +21,12 @@ def chosen_storage(costs: Sequence[Result]) -> str:
 
 
 def fewer_bits(result: Result | None) -> str:
-    """Return a row for each length, recipe, budget and storage, and the default that follows."""
+    """Return a table with a row for each length, recipe, budget and storage, and the default storage."""
     if result is None or not result["storages"]:
         return NOT_MEASURED
     lines = [
-        f"Mean score over the tasks of the `{result['split']}` split, and the loss on the same prompts, with 95 % intervals; "
-        f"same: share of equal answers ({result['model']}, {result['dtype']}, {result['device']}).",
+        f"The table has the mean score over the tasks of the `{result['split']}` split and the loss on the same prompts, with 95 % intervals. "
+        f"*Same* is the share of equal answers ({result['model']}, {result['dtype']}, {result['device']}).",
         "",
         *table(
             ["context", "recipe", "budget", "stored as", "prompts", "exact", "in fewer bits", "lost", "same"],
@@ -54,7 +54,7 @@ def fewer_bits(result: Result | None) -> str:
 
 @if_measured
 def loaded(result: Result) -> str:
-    """Return what `kvweave bench store` measured: a column for each storage."""
+    """Return the table of `kvweave bench store`, with a column for each storage."""
     full = f", whose full prefill takes {result['full_s']['median']:.1f} s" if result["full_s"] else ""
     each = result["storages"]
     rows = [["size", *(f"{one['bytes'] / 1e6:.1f} MB" for one in each)]]
@@ -95,7 +95,7 @@ def loaded(result: Result) -> str:
 
 @if_measured
 def fetched(result: Result) -> str:
-    """Return what `lab/experiments/tiers.py` measured: a row for each tier and storage."""
+    """Return the table of `lab/experiments/tiers.py`, with a row for each tier and storage."""
     by_layers = any("first_layer_s" in one for one in result["tiers"])
     rows = [
         [
@@ -130,7 +130,7 @@ def _layers_first(one: Result) -> str:
 
 @if_measured
 def overlapped(result: Result) -> str:
-    """Return what `lab/experiments/layerwise.py` measured: a row per bandwidth, a column per share and round trip."""
+    """Return the table of `lab/experiments/layerwise.py`: a row per bandwidth, a column per recomputed share and round trip."""
     columns = [
         (context, trip)
         for context in result["contexts"]
@@ -149,8 +149,9 @@ def overlapped(result: Result) -> str:
     )
     return "\n".join(
         [
-            "Time to the first token saved by loading layer by layer instead of entry by entry, medians (smallest – largest), "
-            f"by the link's bandwidth as a multiple of the one at which loading takes as long as computing: {balances}.",
+            "The cells have the time to the first token that loading layer by layer saves, compared with loading entry by entry: medians (smallest – "
+            "largest). Rows are bandwidths of the link, as multiples of the bandwidth at which loading takes as long as computing, which is "
+            f"{balances}.",
             "",
             *table(
                 [
@@ -169,15 +170,15 @@ def overlapped(result: Result) -> str:
 
 
 def counted_reuse(result: Result | None) -> str:
-    """Return a row for each traffic, a column for each cache."""
+    """Return a table with a row for each traffic and a column for each cache."""
     if result is None:
         return "Not counted yet."
     points = result["points"]
     base = points[0]["traffic"]
     names = [cache["cache"] for cache in points[0]["caches"]]
     lines = [
-        f"{base['queries']:,} questions for {', '.join(traffic_parts(base))}, and one of these changed at a time; in each cell: chunks "
-        "stored; share of the chunks retrieved that was found; share of the repeated work of `prefix` avoided; share computed "
+        f"{base['queries']:,} questions for {', '.join(traffic_parts(base))}, and one of these changed at a time. Each cell has the number of stored "
+        "chunks; the share of retrieved chunks that was found; the share of the repeated work of `prefix` that was avoided; and the share computed "
         f"while answering. `{result['command']}`, {result['date']}, {result['commit']}.",
         "",
         *table(

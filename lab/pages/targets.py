@@ -1,4 +1,4 @@
-"""The project's targets, and how far the measurements come: quality of the models, first token, long decoding."""
+"""The project's targets and whether they are reached: quality of the models, first token, long decoding."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _EXACT_KL = 1e-6
 
 @if_measured
 def evaluation_targets(quality: Result, selection: Result | None, second: Result | None = None) -> str:
-    """Return a line for each target and length; `second` are the scores of a second training run."""
+    """Return a table with a row for each target and length; `second` has the scores of a second training run."""
     lines = [*header("target", "context", "reached", "measured")]
     cells = baseline_cells(quality)
     for length in _LENGTHS:
@@ -114,7 +114,7 @@ _TIMED_RECIPES = ("prophetkv", "weave")
 
 @dataclass(frozen=True, slots=True)
 class SpeedTarget:
-    """`value` of every row from `shortest` to `longest` tokens and at these ratios is at least, or at most, `bound`."""
+    """A bound for `value` in all rows with `shortest` to `longest` tokens of context and one of the ratios."""
 
     text: str
     shortest: int
@@ -183,7 +183,7 @@ SPEED_TARGETS = (
 
 
 def ttft_targets(measured: Iterable[Result | None]) -> str:
-    """Return a line for each target, over all rows of its recipes with their KV in memory."""
+    """Return a table with a row for each target, over all rows of the timed recipes with KV in memory."""
     rows = [
         one
         for result in measured
@@ -212,25 +212,25 @@ def ttft_targets(measured: Iterable[Result | None]) -> str:
 # Long decoding
 
 Results = Mapping[str, Result | None]
-"""Results by file name; None for what was not measured."""
+"""Results by file name, or None for a missing file."""
 
 OURS = "dynakv"
 """DynaKV's strategy."""
 
 
 def decoding_targets(results: Results) -> str:
-    """Return a line for each target that was measured."""
+    """Return a table with a row for each measured target."""
     lines = [*_baseline_targets(results), *_ablation_targets(results), *_cost_targets(results)]
     return "\n".join([*header("target", "measured", "results"), *(row(*line) for line in lines)])
 
 
 def over_all_kinds(rows: Sequence[Result]) -> list[Result]:
-    """Return the rows over all kinds of text, or all rows if there is one kind."""
+    """Return the rows that are means over all kinds of text, or all rows if there is one kind."""
     return [one for one in rows if one["task"] == ALL_KINDS] or list(rows)
 
 
 _Line = tuple[str, str, str]
-"""A target, what was measured, and the file with the measurement."""
+"""A target, the measured value, and the file with the measurement."""
 
 
 def _baseline_targets(results: Results) -> Iterator[_Line]:
@@ -298,7 +298,7 @@ def _cost_targets(results: Results) -> Iterator[_Line]:
 
 
 def _last_rows(results: Results, name: str, part: str) -> list[Result]:
-    """Return the rows over all kinds of text at the last length."""
+    """Return the rows at the last length that are means over all kinds of text."""
     result = results[name]
     if result is None:
         return []
@@ -308,7 +308,7 @@ def _last_rows(results: Results, name: str, part: str) -> list[Result]:
 
 
 def _last_stretch(results: Results, name: str) -> str:
-    """Return which tokens a row at the last length covers: those since the length before it."""
+    """Return the range of tokens that a row at the last length covers, which starts at the length before it."""
     result = results[name]
     assert result is not None
     *before, last = sorted({one["decode_tokens"] for one in result["rows"]})
@@ -316,7 +316,7 @@ def _last_stretch(results: Results, name: str) -> str:
 
 
 def _moved_bytes(results: Results, name: str, strategy: str) -> float:
-    """Return all bytes moved, from the prompt's end to the last length."""
+    """Return the bytes moved from the end of the prompt to the last length."""
     result = results[name]
     assert result is not None
     rows = sorted(

@@ -1,4 +1,4 @@
-"""The generated parts of lab/docs/ttft.md: what `kvweave bench ttft`, `bench steady` and the scripts beside them measured."""
+"""The generated parts of lab/docs/ttft.md, from `kvweave bench ttft`, `kvweave bench steady` and scripts of `lab/experiments/`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from targets import ttft_targets
 
 
 def limits(measured: Sequence[Result | None]) -> str:
-    """Return a table for each measurement: by context, recipe and ratio, beside the limit."""
+    """Return a table for each measurement, by context, recipe and ratio, with the limit of the hardware."""
     return "\n\n".join(map(limit, filter(None, measured))) or NOT_MEASURED
 
 
 def with_ranges(result: Result) -> list[tuple[Result, Result]]:
-    """Return every row with the smallest and the largest speed-up over its rounds."""
+    """Return every row with the range of its speed-up over the rounds."""
     return [(one, of["speedup"]) for one, of in zip(result["rows"], result["spreads"], strict=True)]
 
 
 def limit(result: Result) -> str:
-    """Return one measurement's table."""
+    """Return the table of one measurement."""
     lines = [
         setup(result["rows"][0])
         + f", medians of {result['settings']['rounds']} rounds, in brackets the smallest and the largest. "
@@ -54,7 +54,7 @@ def limit(result: Result) -> str:
 
 
 def full_prefill(one: Result, rows: Sequence[Result]) -> str:
-    """Return full prefill of one context, and the memory of it and of the context's rows."""
+    """Return the times, rates and memory of full prefill of one context."""
     ways = ", ".join(f"{name} {spread['median']:.2f} s" for name, spread in one["ways_s"].items())
     return (
         f"- {one['prompt_tokens']:,} tokens: {ways}; {one['gflops_per_s']:,.0f} GFLOP/s, memory "
@@ -63,7 +63,7 @@ def full_prefill(one: Result, rows: Sequence[Result]) -> str:
 
 
 def _peaks(one: Result, rows: Sequence[Result]) -> str:
-    """Return the peaks of memory; nothing if the system reports none."""
+    """Return the peaks of memory, or nothing if the system does not report them."""
     highest = [row["peak_bytes"] for row in rows if row["context_tokens"] == one["context_tokens"]]
     if None in (one["peak_bytes"], *highest):
         return ""
@@ -71,12 +71,12 @@ def _peaks(one: Result, rows: Sequence[Result]) -> str:
 
 
 def lengths(measured: Sequence[Result | None]) -> str:
-    """Return a table for each measurement: by context, each request from memory and from disk."""
+    """Return a table for each measurement, by context, with KV from memory and from disk."""
     return "\n\n".join(map(length, filter(None, measured))) or NOT_MEASURED
 
 
 def length(result: Result) -> str:
-    """Return one measurement's table: a line for each recipe at each ratio over each context."""
+    """Return the table of one measurement, with a row for each context, recipe and ratio."""
     rounds = result["settings"]["rounds"]
     lines = [
         setup(result["rows"][0])
@@ -123,7 +123,7 @@ def length(result: Result) -> str:
 
 @if_measured
 def components(result: Result) -> str:
-    """Return each variant, from memory and from disk."""
+    """Return the table of variants, with KV from memory and from disk."""
     lines = [
         f"{setup(result)}, {result['context_tokens']:,} tokens in chunks of {result['chunk_tokens']:,}, ratio {result['ratio']:g}, full prefill "
         f"{result['full_s'][0]:.2f} s, medians of {result['rounds']} rounds. {source(result)}",
@@ -147,7 +147,7 @@ def components(result: Result) -> str:
 
 @if_measured
 def offline(result: Result) -> str:
-    """Return each preparation's seconds."""
+    """Return the table of the seconds that each preparation takes."""
     lines = [
         f"{setup(result)}, {result['chunks']} chunks of {result['chunk_tokens']:,} tokens at a time, medians of {result['rounds']} rounds; one pass "
         f"over a chunk and nothing else takes {result['least_s_per_chunk'][0]:.3f} s. {source(result)}",
@@ -169,7 +169,7 @@ def offline(result: Result) -> str:
 
 @if_measured
 def steady(result: Result) -> str:
-    """Return the speed-up by quarter of the questions."""
+    """Return the table of the speed-up in each quarter of the questions."""
     asked, rows = result["settings"], result["rows"]
     traffic, count = asked["traffic"], len(rows)
     limit = result["memory_limit_bytes"]
@@ -202,7 +202,7 @@ def steady(result: Result) -> str:
 
 @if_measured
 def peers(result: Result) -> str:
-    """Return each way's mean over the drawn questions."""
+    """Return the table of other systems, with means over the drawn questions."""
     found = result["chunks_found"]
     lines = [
         f"{setup(result)}, {result['context_tokens']:,} tokens in chunks of {result['chunk_tokens']:,}, medians of {result['rounds']} rounds; a prefix cache "
@@ -228,7 +228,7 @@ def where_time_goes(measured: Sequence[Result | None]) -> str:
 
 
 def _where_time_goes(result: Result) -> str:
-    """Return a request's parts, its kinds of work, and the operations that take longest."""
+    """Return the times of a request by step, by kind of work, and by operation."""
     took = result["parts"]
     named = ("match_s", "place_s", "select_s", "recompute_s")
     lines = [
@@ -272,7 +272,7 @@ def _where_time_goes(result: Result) -> str:
 
 @if_measured
 def one_layer(result: Result) -> str:
-    """Return each way of computing the rows."""
+    """Return the table of the ways to compute the rows of one layer."""
     lines = [
         f"{setup(result)}, one layer, {result['computed_rows']:,} of {result['context_tokens']:,} rows, medians of {result['rounds']} rounds; "
         f"requests get `{result['chosen']}` here. {source(result)}",
@@ -291,17 +291,17 @@ def one_layer(result: Result) -> str:
 
 
 def setup(one: Result) -> str:
-    """Return shape, dtype and device."""
+    """Return the shape, dtype and device of a measurement."""
     return f"{one['shape']}, {one['dtype']}, {one['device']}"
 
 
 def source(result: Result) -> str:
-    """Return command, machine, threads, commit and date."""
+    """Return the command, machine, threads, commit and date of a result."""
     return f"`{result['command']}`, {result['machine']}, {result['threads']} threads, {result['commit']}, {result['date']}."
 
 
 def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
-    """Return every part of the page by its marker; `found` are results by file name, None for missing ones."""
+    """Return every part of the page by its marker, from the results by file name."""
     return {
         "targets": ttft_targets([found[name] for name in (*LIMITS, *LENGTHS)]),
         "limits": limits([found[name] for name in LIMITS]),
@@ -316,10 +316,10 @@ def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
 
 
 LIMITS = ("ttft_limit_4k.json", "ttft_limit_8k.json", "ttft_limit_16k.json")
-"""Measured one by one, since long contexts take long."""
+"""Results by context; each context has its own file, because long ones take long."""
 
 LENGTHS = ("ttft_lengths.json", "ttft_longest.json")
-"""The longest is separate, with fewer rounds."""
+"""Results with KV from memory and disk; the longest context has its own file with fewer rounds."""
 
 PROFILES = ("where_time_goes.json", "where_time_goes_8k.json")
 

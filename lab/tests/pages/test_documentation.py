@@ -270,7 +270,10 @@ class TestFiguresOfTheEvaluation:
         (tmp_path / "replay.json").write_text(json.dumps(replay | circumstances))
         said, _, _, _, *lines = build.replayed(build.results("replay.json")).split("\n")
         table = lines[:2]
-        assert "shape of some shape (bfloat16, random weights, 2 CPU threads), all counts times 2" in said
+        assert (
+            "shape of some shape (bfloat16, random weights, 2 CPU threads), with all token counts multiplied by 2"
+            in said
+        )
         assert table == [
             f"| 2,048 | {recipe} | 1,041 | 40 | 0.050 s | 0.500 s | 0.100 (0.090–0.120) |"
             for recipe in ("`reuse` | 0", "`some` | 0.1")
@@ -554,7 +557,7 @@ class TestFiguresOfTheEvaluation:
             "date": "d",
         }
         text = "\n".join(sys.modules["neutral_tables"].against_the_text(permuted, neutral))
-        assert "In 9 of them one of the two was not retrieved; the 31 others" in text
+        assert "In 9 of the prompts one of the two chunks was not retrieved; the 31 others" in text
         assert (
             "| `full` | 100% | 0.300 | 0.300 | 0.300 (0.100–0.900) | 0.750 | 0.300 (0.100–0.900) | – | – |"
             in text
@@ -564,7 +567,8 @@ class TestFiguresOfTheEvaluation:
         )  # one task has no score
         assert "| no context | – | 0.100 | 0.100 | 0.100 |" in text
         assert (
-            "Of 2 recipes 1 score higher, prompt by prompt (`reuse`), 1 lower (`naive`), 0 are open." in text
+            "Of 2 recipes, 1 score significantly higher (`reuse`), 1 lower (`naive`), and 0 do not differ."
+            in text
         )
         assert sys.modules["neutral_tables"].against_the_text(None, neutral)[0] == "Not measured yet."
 
