@@ -40,7 +40,7 @@ def questions_about(documents: list[str], most: int) -> list[str]:
 
 
 def under(verdict: Verdict, share: float) -> Trial | None:
-    """Return what would be chosen if this share of first tokens and of answers had to be kept; None for prefix."""
+    """Return the combination that calibration would choose for this share of first tokens and answers, or None for `prefix`."""
     losses = allowed_losses(verdict.questions, share)
     trials = (
         replace(

@@ -65,7 +65,7 @@ class Given(NamedTuple):
 
 
 def compared(files: Sequence[Path], encoder: TextEncoder) -> list[Asked]:
-    """Return what the matcher says of each pair."""
+    """Return the matcher's judgement of each pair."""
     pairs = [pair for file in files for pair in read_pairs(file)]
     cosines = text_cosines([(pair.cached, pair.asked) for pair in pairs], encoder)
     threshold = AnswersConfig().answer_threshold

@@ -235,7 +235,7 @@ def pool_of(pairs: Sequence[tuple[str, Pair]], likelihoods: Likelihoods) -> Pool
 
 
 def model_features(texts: Sequence[tuple[str, str]], likelihoods: Likelihoods) -> Values:
-    """Return what the model thinks of each pair, (pairs, 8): after the other one, and that less alone; symmetric."""
+    """Return symmetric features of each pair, (pairs, 8): likelihoods after the other question, and their gains over those alone."""
     keys = [key for one, other in texts for key in ((one, other), (other, one), ("", other), ("", one))]
     found = np.array(likelihoods.of(keys)).reshape(-1, 4)
     after, alone = found[:, :2], found[:, 2:]

@@ -92,7 +92,7 @@ class Served:
 
 
 def served_by(question: Question, text: str, by_text: dict[str, Predicted]) -> Served:
-    """Return what a question got from the stored one with these words."""
+    """Return the outcome for a question that is answered from the stored question with these words."""
     each = by_text[text]
     return Served(question.id, text, question.id in each.asked_by, contains(each.answer, question))
 
@@ -229,7 +229,7 @@ def sentences(text: str) -> Iterator[tuple[int, int]]:
 
 
 def drawn_evenly(content: QuestionSet, names: Sequence[str], asked: Sequence[Question]) -> dict[str, Any]:
-    """Return what questions about sentences that are drawn evenly would meet, if each asked what people ask of its sentence.
+    """Return how many questions of people would meet predictions about evenly drawn sentences, if each asked what people ask of its sentence.
 
     A question of the set is met where a sentence with any part of its evidence is drawn: at most that is served.
     """

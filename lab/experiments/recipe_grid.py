@@ -127,7 +127,7 @@ def run(grid: Grid, folder: Path, processes: int) -> list[Outcome]:
 
 
 def run_pieces(work: Callable[[Grid, Path], T], grid: Grid, folder: Path, processes: int) -> list[T]:
-    """Return what `work`, a picklable function, returns for each piece of a grid and the piece's folder.
+    """Return the results of `work`, a picklable function, for each piece of a grid and the piece's folder.
 
     A process works on one piece at a time; all processes share the machine's cores.
     """

@@ -143,7 +143,7 @@ def lookups(result: Result) -> str:
 
 @if_measured
 def kept_bound(result: Result) -> str:
-    """Return what was given and what of it was wrong, by bound; from `lab/experiments/error_bound.py`."""
+    """Return the shares of given and of wrong answers by bound (`lab/experiments/error_bound.py`)."""
     given = ("at once", "wrong of these", "near, checked", "wrong of these")
     lines = header("pool", "stream", "bound", *given, "streams that give some", "broken")
     for each in result["rows"]:

@@ -130,7 +130,7 @@ def level_with_own(quality: Result | None) -> list[str]:
 
 
 def own_comparisons(quality: Result) -> list[str]:
-    """Return a sentence for each ratio and comparison: how many recipes `weave` beats, which beat it, and which are level."""
+    """Return a sentence for each ratio and comparison with the recipes that score worse, better or level."""
     lines = [_sentence(f"{length}, {where}", *cells) for length, where, cells in _comparisons(quality)]
     return [*lines, ""] if lines else []
 

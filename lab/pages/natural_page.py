@@ -189,7 +189,7 @@ def _recipe(row: Result) -> list[str]:
 
 
 def answers(found: Result) -> str:
-    """Return how right each recipe's generated answers are, and how often they are full attention's."""
+    """Return the scores of each recipe's generated answers, and how often they equal full attention's."""
     against = {one["recipe"]: one for one in found["comparisons"] if one["by"] == _OWN}
     ours = found["comparisons"][0]["against"].rpartition("+")[2]
     columns = ("recipe", "F1", "contains a reference", "full attention's answer", f"F1 − `{ours}`")
@@ -209,7 +209,7 @@ def answers(found: Result) -> str:
 
 
 def comparisons(found: Result) -> str:
-    """Return the paired differences: with what both have in common, and both differences with their intervals."""
+    """Return the paired differences in KL and NLL with their intervals, by kind of comparison."""
     rows = [
         [
             _TITLES[one["by"]],
@@ -235,7 +235,7 @@ _DEFAULTS = ("reuse", "following+reuse", "following+weave", "woven+prophetkv", "
 
 
 def defaults(found: Sequence[Result], neutral: Result | None) -> str:
-    """Return what recipes that could be the default cost, and what they reach on natural and on generated text."""
+    """Return the costs of the recipes that could be the default, and their results on natural and on generated text."""
     assert neutral is not None
     scores = {row["recipe"]: row for row in neutral["rows"] if row["task"] == OVERALL}
     runs = [{row["recipe"]: row for row in run["rows"]} for run in found]
@@ -284,7 +284,7 @@ _KINDS = {
 
 
 def kinds(found: Result) -> str:
-    """Return what reuse loses and `weave` wins back, by kind of question."""
+    """Return the gap of plain reuse and the share that `weave` recovers, by kind of question."""
     rows = []
     for kind, title in _KINDS.items():
         own = {row["recipe"]: row for row in found["subsets"][kind]}
@@ -316,7 +316,7 @@ def kinds(found: Result) -> str:
 
 @if_measured
 def other_recipes(found: Result) -> str:
-    """Return recipes and storages that the tables above leave out, beside `weave` on the same prompts."""
+    """Return the results of recipes and storages that the main runs leave out, with `weave` on the same prompts."""
     pairs = [one for one in found["comparisons"] if one["by"] != _BYTES]
     return _tables(found, found["rows"], pairs)
 
@@ -427,7 +427,7 @@ def languages(found: Result) -> str:
 
 
 def answer_check(found: Result) -> str:
-    """Return what checking answers against their passages gives and refuses."""
+    """Return how many answers the check against their passages lets through."""
     rows = [
         [title, str(one["questions"]), str(one["right"]), str(one["given"]), str(one["right_and_given"])]
         for title, one in (

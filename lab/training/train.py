@@ -220,7 +220,7 @@ class Trainer:
         )
 
     def _run(self) -> tuple[int, list[dict[str, object]]]:
-        """Return what has to be equal to a checkpoint's."""
+        """Return the settings that must equal a checkpoint's."""
         return self.seed, [asdict(stage) for stage in self.plan]
 
     def _save(self) -> None:

@@ -1,1 +1,1 @@
-"""The lab beside kvweave: it measures, compares, trains and draws; kvweave itself never imports it."""
+"""The lab for kvweave: it measures, compares, trains and draws; kvweave itself never imports it."""

@@ -26,7 +26,7 @@ VARIABLE: Final = "KVWEAVE_REAL_MODEL"
 
 
 def cache_folder() -> Path:
-    """Return the folder that holds the file, and under `home` what it is converted into."""
+    """Return the folder of the GGUF file; its subfolder `home` has the converted model."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser().absolute() if named else Path(platformdirs.user_cache_dir("kvweave-lab"))
 

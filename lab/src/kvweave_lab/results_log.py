@@ -170,7 +170,7 @@ def read_results(
 
 
 def run_config(adapter: Adapter, auxiliary: str | None = None) -> dict[str, Any]:
-    """Return what outcomes depend on besides prompt, recipe and budget, by name.
+    """Return the settings that outcomes depend on besides prompt, recipe and budget, by name.
 
     The critical layers are those that `kvweave profile-layers` found. The embedding model finds the documents that
     are similar to a sample's. `auxiliary` is the model of recipes with an auxiliary model, None for the shipped one.

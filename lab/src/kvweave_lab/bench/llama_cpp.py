@@ -1,4 +1,4 @@
-"""llama.cpp on the same prompts and threads, beside which `kvweave bench weights` measures. Needs the extra `llama`.
+"""llama.cpp on the same prompts and threads, for the comparison of `kvweave bench weights`. Needs the extra `llama`.
 
 `python -m kvweave_lab.bench.llama_cpp SOURCE.gguf TARGET.gguf [TYPE]` writes a file's weights again as Q8_0 (8 bits, the default),
 F16 or F32, where a model is at hand in another format only.

@@ -107,7 +107,7 @@ class ReusePoint:
     caches: tuple[ReuseCounts, ...]
 
     def storage(self, one: ReuseCounts) -> float:
-        """Return what a cache stores, as a share of the prefix cache's."""
+        """Return the stored chunks of a cache as a share of the prefix cache's."""
         return one.stored / self.caches[0].stored
 
     def avoided(self, one: ReuseCounts) -> float | None:

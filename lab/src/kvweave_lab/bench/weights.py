@@ -179,7 +179,7 @@ class _Variant:
             self.times.decode.append(decode_s)
 
     def cost(self, first: "_Variant", quality: Quality | None) -> VariantCost:
-        """Return what was measured, and drop the weights."""
+        """Return the measurements of the variant, and drop its weights."""
         own, base = self.times, first.times
         return VariantCost(
             self.name,

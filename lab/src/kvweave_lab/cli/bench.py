@@ -43,7 +43,7 @@ FEW_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class TtftOptions:
-    """What `bench ttft` times, and where it writes."""
+    """The options of `bench ttft`: contexts, recipes and ratios, and the folder for results."""
 
     context_tokens: Annotated[
         list[int] | None,
@@ -60,7 +60,7 @@ class TtftOptions:
         ),
     ] = None
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="How often everything is timed, in turn.")
+        int, typer.Option("--rounds", min=1, help="Number of rounds in which everything is timed in turn.")
     ] = FEW_ROUNDS
     kv_from: Annotated[
         list[str] | None,
@@ -176,7 +176,7 @@ def _ttft_conditions(done: "TtftBench") -> str:
 
 @dataclass(frozen=True, slots=True)
 class SteadyOptions:
-    """The questions that `bench steady` asks, how they are answered, and where it writes."""
+    """The options of `bench steady`: the questions, the recipe, and the folder for results."""
 
     queries: Annotated[int, typer.Option("--queries", min=4, help="Number of questions.")] = 300
     chunks_per_query: Annotated[
@@ -202,7 +202,7 @@ class SteadyOptions:
         bool,
         typer.Option(
             "--page-cache",
-            help="Leave files in the page cache: for runs under a memory limit that includes it. Otherwise, all KV "
+            help="Leave files in the page cache, for runs under a memory limit that includes it. Otherwise, all KV "
             "outside the host tier is read from disk.",
         ),
     ] = False
@@ -348,12 +348,12 @@ def _steady_summary(done: "SteadyBench") -> str:
     )
 
 
-app.command("ttft", short_help="Time to first token, beside full prefill.")(ttft)
+app.command("ttft", short_help="Time to first token, compared with full prefill.")(ttft)
 app.command("start", short_help="Processor time until commands are ready.")(bench_start.start)
-app.command("steady", short_help="Whether the gain lasts over many questions.")(steady)
+app.command("steady", short_help="Check that the speed-up lasts over many questions.")(steady)
 app.command("store", short_help="How fast stored chunk KV is loaded.")(bench_store.store)
 app.command("decode", short_help="Reads and time of a token decoded from disk.")(bench_store.decode)
-app.command("reuse", short_help="Hits of prefix caches and of chunk KV, counted.")(bench_reuse.reuse)
+app.command("reuse", short_help="Count hits of prefix caches and of chunk KV.")(bench_reuse.reuse)
 app.command("weights", short_help="Speed and quality of 8- and 4-bit weights.")(bench_weights.weights)
 app.command("serve", short_help="Throughput and latency of servers under load.")(bench_serve.serve)
-app.command("soak", short_help="Load and kill a server; check nothing is lost.")(bench_soak.soak)
+app.command("soak", short_help="Load and kill a server; check that nothing is lost.")(bench_soak.soak)

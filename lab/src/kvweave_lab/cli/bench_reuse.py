@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReuseOptions:
-    """The questions that `bench reuse` draws, and the ratio that it counts with."""
+    """The options of `bench reuse`: the drawn questions, and the ratio."""
 
     queries: Annotated[int, typer.Option("--queries", min=1, help="Number of questions.")] = 1000
     known_share: Annotated[

@@ -46,7 +46,10 @@ class ServeOptions:
     ] = None
     gguf: Annotated[
         Path | None,
-        typer.Option("--gguf", help="The same weights for llama-server, which is left out without."),
+        typer.Option(
+            "--gguf",
+            help="GGUF file of the same model for llama-server. Without it, llama-server is left out.",
+        ),
     ] = None
     system: Annotated[
         list[str] | None,
@@ -67,14 +70,19 @@ class ServeOptions:
     requests: Annotated[
         int,
         typer.Option(
-            "--requests", min=0, help="Arrivals of each system, rate and round; 0 leaves this part out."
+            "--requests",
+            min=0,
+            help="Number of requests for each system, rate and round; 0 leaves this part out.",
         ),
     ] = 100
     warm_requests: Annotated[
-        int, typer.Option("--warm-requests", min=0, help="Requests before, after a pass over all documents.")
+        int,
+        typer.Option(
+            "--warm-requests", min=0, help="Number of warm-up requests, after a pass over all documents."
+        ),
     ] = 16
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="How often each rate is measured, in turn.")
+        int, typer.Option("--rounds", min=1, help="Number of rounds in which each rate is measured in turn.")
     ] = 1
     documents: Annotated[int, typer.Option("--documents", min=1, help="Documents of the corpus.")] = 200
     per_request: Annotated[int, typer.Option("--per-request", min=1, help="Documents of a request.")] = 8
@@ -88,12 +96,14 @@ class ServeOptions:
             "--shuffled",
             min=0,
             max=1,
-            help="Share of requests with documents in random order; others by popularity.",
+            help="Share of requests with documents in random order; the others order them by popularity.",
         ),
     ] = 1.0
     repeated: Annotated[
         float,
-        typer.Option("--repeated", min=0, max=1, help="Share of requests with an earlier one's documents."),
+        typer.Option(
+            "--repeated", min=0, max=1, help="Share of requests with the documents of an earlier request."
+        ),
     ] = 0.0
     new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 32
     ratio: Annotated[
@@ -111,15 +121,19 @@ class ServeOptions:
         typer.Option(
             "--memory-requests",
             min=0,
-            help="Requests over the same documents whose memory is measured; 0: none.",
+            help="Number of requests over the same documents whose memory is measured; 0 leaves this part out.",
         ),
     ] = 16
     latency_rounds: Annotated[
         int,
-        typer.Option("--latency-rounds", min=0, help="First tokens through HTTP and in process; 0: none."),
+        typer.Option(
+            "--latency-rounds",
+            min=0,
+            help="Number of first tokens timed through HTTP and in process; 0 leaves this part out.",
+        ),
     ] = 20
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, help="Requests that llama-server computes at a time.")
+        int, typer.Option("--parallel", min=1, help="Number of requests that llama-server computes at once.")
     ] = 4
     server_flag: Annotated[
         list[str] | None,

@@ -20,33 +20,40 @@ OUTCOMES = ("answered", "refused", "stopped", "left", "interrupted", "failed")
 
 @dataclass(frozen=True, slots=True)
 class SoakOptions:
-    """How a server is loaded, and where results are written."""
+    """The options of `bench soak`: the load on the server, and the folder for results."""
 
     model: Annotated[
         str | None, typer.Option("--model", help="The model to serve. Default: the shipped reference model.")
     ] = None
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.05, help="Of traffic before the first kill.")
+        float, typer.Option("--minutes", min=0.05, help="Minutes of traffic before the first kill.")
     ] = 10.0
     warm_up: Annotated[
-        float, typer.Option("--warm-up", min=0, max=1, help="Share of the time until memory counts.")
+        float,
+        typer.Option("--warm-up", min=0, max=1, help="Share of the traffic time before memory is measured."),
     ] = 0.25
-    users: Annotated[int, typer.Option("--users", min=1, help="Users at a time.")] = 16
+    users: Annotated[
+        int, typer.Option("--users", min=1, help="Number of users who send requests at once.")
+    ] = 16
     kills: Annotated[
-        int, typer.Option("--kills", min=0, help="How often the server is killed under load.")
+        int, typer.Option("--kills", min=0, help="Number of times that the server is killed under load.")
     ] = 3
     load_s: Annotated[
         float,
-        typer.Option("--load-seconds", min=0.1, help="Of load before a kill, at most, and before SIGTERM."),
+        typer.Option(
+            "--load-seconds",
+            min=0.1,
+            help="Longest time of load in seconds before a kill, and before SIGTERM.",
+        ),
     ] = 10.0
     document_tokens: Annotated[
-        int, typer.Option("--document-tokens", min=8, help="Tokens of a document that a request brings.")
+        int, typer.Option("--document-tokens", min=8, help="Tokens of each document that a request sends.")
     ] = 256
     new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 16
     server_flag: Annotated[
         list[str] | None, typer.Option("--server-flag", help="A flag for `kvweave serve`; repeatable.")
     ] = None
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of what users do.")] = 0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the users' actions.")] = 0
     folder: bench.Folder = None
     output: Annotated[Path | None, typer.Option("--output", help="Folder for soak.json.")] = None
 

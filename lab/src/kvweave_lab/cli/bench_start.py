@@ -20,23 +20,26 @@ SHOWN_FROM_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """What `bench start` starts, and where it writes."""
+    """The options of `bench start`: the commands' inputs, and the folder for results."""
 
     model: Annotated[
         str | None, typer.Option("--model", help="The model to ask. Default: the shipped reference model.")
     ] = None
     documents: Annotated[
-        Path | None, typer.Option("--documents", help="What to ask about. Default: the sample documents.")
+        Path | None,
+        typer.Option("--documents", help="Folder of documents to ask about. Default: the sample documents."),
     ] = None
     new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 8
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each command starts.")] = 5
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Number of times that each command is started.")
+    ] = 5
     output: Annotated[Path | None, typer.Option("--output", help="Folder for start.json.")] = None
 
 
 @keeps_nothing
 @opt.with_options()
 def start(*, options: StartOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
-    """Processor time of commands in new processes, part by part, beside `import torch, transformers`."""
+    """Processor time of commands in new processes by part, compared with `import torch, transformers`."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave.facts import facts
     from kvweave.samples import DOCUMENTS

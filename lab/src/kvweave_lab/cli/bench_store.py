@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """What `bench store` stores, and how often it measures."""
+    """The options of `bench store`: the stored KV, and the number of rounds."""
 
     storage: Annotated[
         list[str] | None, typer.Option("--storage", help="exact, int8 or int4; repeatable. Default: all.")
@@ -31,7 +31,7 @@ class StoreOptions:
         4096
     )
     chunk_tokens: Annotated[int, typer.Option("--chunk-tokens", min=1, help="Tokens of one entry.")] = 512
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often everything is measured.")] = 9
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 9
     full_rounds: Annotated[
         int, typer.Option("--full-rounds", min=0, help="Rounds that also time full prefill.")
     ] = 3
@@ -130,7 +130,7 @@ BUDGETS = (0.05, 0.1, 0.2, 1024.0)
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What `bench decode` decodes, and how."""
+    """The options of `bench decode`: the texts, and the strategies that decode them."""
 
     strategy: Annotated[
         list[str] | None,

@@ -45,7 +45,7 @@ class BenchedModel:
 
 @dataclass(frozen=True, slots=True)
 class WeightsOptions:
-    """What `bench weights` compares, and where it writes."""
+    """The options of `bench weights`: the variants, the prompts, and the file for results."""
 
     variant: Annotated[
         list[str] | None,
@@ -61,15 +61,21 @@ class WeightsOptions:
     ] = None
     text: Annotated[
         list[Path] | None,
-        typer.Option("--text", help="A text file to measure quality on; repeatable. Default: no quality."),
+        typer.Option(
+            "--text", help="A text file to measure quality on; repeatable. Default: quality is not measured."
+        ),
     ] = None
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=8, help="Tokens of the prompt.")] = 512
     ratio: Annotated[
         float, typer.Option("--ratio", min=0, max=1, help="Share of the prompt's rows to recompute.")
     ] = 0.15
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Tokens decoded.")] = 32
-    text_tokens: Annotated[int, typer.Option("--text-tokens", min=2, help="Most tokens of text.")] = 2048
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often all are timed, in turn.")] = 5
+    text_tokens: Annotated[
+        int, typer.Option("--text-tokens", min=2, help="Largest number of text tokens to use.")
+    ] = 2048
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Number of times that all variants are timed, in turn.")
+    ] = 5
     output: Annotated[
         Path | None, typer.Option("--output", help="A JSON file that the measurement is appended to.")
     ] = None

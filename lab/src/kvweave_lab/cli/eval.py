@@ -1,4 +1,4 @@
-"""eval: the command group `kvweave eval`, with `selection`; the others are in files beside it."""
+"""eval: the command group `kvweave eval`, with `selection`; other files have the other commands."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class SelectionOptions:
     ] = None
 
     def sweep(self) -> "Sweep":
-        """Return what to analyse."""
+        """Return the analysis that the options ask for."""
         from kvweave_lab.eval.selection.analysis import Sweep
 
         return Sweep(
@@ -88,7 +88,7 @@ class SelectionOptions:
         return self.load(self.auxiliary or AUXILIARY_NAME)
 
 
-@app.command(short_help="Which tokens matter, and what finds them.")
+@app.command(short_help="Which tokens matter, and which recipes find them.")
 @keeps_nothing
 @opt.with_options()
 def selection(*, options: SelectionOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
@@ -125,7 +125,7 @@ def _show(reports: "Mapping[str, SelectionReport]", files: Sequence[Path], *, js
 
 
 app.command("lookalikes", short_help="Which questions may share an answer.")(lookalikes_command)
-app.command("personas", short_help="Whole systems of caches, on the same users.")(personas)
-app.command("decode", short_help="Long texts under every decoding strategy.")(decode)
-app.command("natural", short_help="Every recipe on natural, retrieved contexts.")(natural)
+app.command("personas", short_help="Compare whole systems of caches on the same users.")(personas)
+app.command("decode", short_help="Every decoding strategy on long texts.")(decode)
+app.command("natural", short_help="Every recipe on natural text that retrieval finds.")(natural)
 app.command("prediction", short_help="Which questions are served from predictions.")(prediction)

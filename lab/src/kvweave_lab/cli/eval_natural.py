@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NaturalOptions:
-    """The options of `eval natural` beside the model: the set, the contexts, and what runs on them."""
+    """The options of `eval natural` except the model's: the set, the contexts, and the recipes that run on them."""
 
     documents: Annotated[
         Path | None,
-        typer.Option(
-            "--documents", help="Folder with another set's documents, .md and .txt; with --questions."
-        ),
+        typer.Option("--documents", help="Folder with your own documents (.md and .txt); needs --questions."),
     ] = None
     questions: Annotated[
         Path | None,
         typer.Option(
-            "--questions", help="Its questions: JSON lines with id, question, answers, kind and evidence."
+            "--questions",
+            help="File with questions about --documents: JSON lines with id, question, answers, kind and evidence.",
         ),
     ] = None
     split: Annotated[str, typer.Option("--split", help="dev (to tune on) or test (to report).")] = "dev"
@@ -42,7 +41,7 @@ class NaturalOptions:
         ),
     ] = None
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Questions. Default: all of the split.")
+        int | None, typer.Option("--limit", min=1, help="Number of questions. Default: all of the split.")
     ] = None
     context_tokens: Annotated[
         list[int] | None,
@@ -54,11 +53,15 @@ class NaturalOptions:
     ] = None
     chunk_tokens: Annotated[
         int | None,
-        typer.Option("--chunk-tokens", min=16, help="Longest chunk. Default: that of a knowledge base."),
+        typer.Option(
+            "--chunk-tokens", min=16, help="Tokens of the longest chunk. Default: as in a knowledge base."
+        ),
     ] = None
     distractors: Annotated[
         int,
-        typer.Option("--distractors", min=0, help="Pages of installed documentation among the documents."),
+        typer.Option(
+            "--distractors", min=0, help="Number of pages of installed documentation to add to the documents."
+        ),
     ] = 500
     examples: Annotated[
         int,
@@ -66,7 +69,7 @@ class NaturalOptions:
             "--examples",
             min=0,
             max=3,
-            help="Worked examples before the context; 0: the product's own prompt.",
+            help="Number of worked examples before the context; 0 uses the product's own prompt.",
         ),
     ] = 3
     recipe: Annotated[
@@ -102,26 +105,31 @@ class NaturalOptions:
         ),
     ] = None
     against: Annotated[
-        str, typer.Option("--against", help="Method that the others are compared with, prompt by prompt.")
+        str,
+        typer.Option(
+            "--against", help="Method that all others are compared with, in pairs on the same prompts."
+        ),
     ] = "weave"
     answers: Annotated[
         bool, typer.Option("--answers", help="Also generate answers, which takes much longer.")
     ] = False
     retrieval: Annotated[
-        bool, typer.Option("--retrieval", help="Only what retrieval finds; runs no language model.")
+        bool, typer.Option("--retrieval", help="Measure only retrieval, without a language model.")
     ] = False
     kv_memory: Annotated[
-        str, typer.Option("--kv-memory", help="Most memory of chunk KV that is kept for the next prompts.")
+        str,
+        typer.Option("--kv-memory", help="Largest memory for chunk KV that is kept for the next prompts."),
     ] = "4GB"
     index: Annotated[
-        Path | None, typer.Option("--index", help="Folder for the index. Default: in the user's cache.")
+        Path | None,
+        typer.Option("--index", help="Folder for the index. Default: a folder in the user's cache."),
     ] = None
     output: Annotated[
         Path | None, typer.Option("--output", help="Folder for JSON. The same command resumes there.")
     ] = None
 
     def request(self) -> "Request":
-        """Return what to run; raises InvalidRequest for impossible options."""
+        """Return the evaluation that the options ask for; raises InvalidRequest for impossible options."""
         from kvweave_lab.eval.natural import run
         from kvweave_lab.eval.natural.prompts import LENGTHS
 

@@ -28,18 +28,22 @@ LINE_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class PredictionOptions:
-    """The options of `eval prediction` beside the model: documents, idle budget, questions."""
+    """The options of `eval prediction` except the model's: documents, idle budget, questions."""
 
     documents: Annotated[
         int, typer.Option("--documents", min=1, help="Documents of the natural set in the knowledge base.")
     ] = 10
     predictions: Annotated[
         int,
-        typer.Option("--predictions", min=0, help="Idle budget: predicted questions, dropped ones included."),
+        typer.Option(
+            "--predictions",
+            min=0,
+            help="Number of questions that idle work may predict, including those that are dropped.",
+        ),
     ] = 60
     split: Annotated[str, typer.Option("--split", help="dev (to tune on) or test (to report).")] = "dev"
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Questions of people. Default: all.")
+        int | None, typer.Option("--limit", min=1, help="Number of people's questions to ask. Default: all.")
     ] = None
     examples: Annotated[
         int,
@@ -47,7 +51,7 @@ class PredictionOptions:
             "--examples",
             min=0,
             max=3,
-            help="Worked examples before the context; 0: the product's own prompt.",
+            help="Number of worked examples before the context; 0 uses the product's own prompt.",
         ),
     ] = 3
     output: Annotated[
@@ -58,7 +62,7 @@ class PredictionOptions:
     ] = None
 
     def request(self, model: opt.SharedOptions) -> "Request":
-        """Return what to run."""
+        """Return the evaluation that the options ask for."""
         from kvweave_lab.eval.prediction.run import Request
 
         settings = {name: getattr(model, name) for name in SETTINGS}
@@ -135,7 +139,7 @@ def _lines() -> "Progress":
 
 
 def _table(figures: "Figures") -> "Table":
-    """Return the systems' rows, and in the caption what idle work did."""
+    """Return a table of the systems, whose caption has the results of idle work."""
     from kvweave.cli.output import seconds
     from kvweave_lab.report import text_table
 

@@ -29,7 +29,7 @@ BUDGETS = (0.15,)
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """The options of `eval decode` beside the model: the texts, and how they are decoded."""
+    """The options of `eval decode` except the model's: the texts, and how they are decoded."""
 
     task: Annotated[
         list[str] | None,
@@ -44,13 +44,15 @@ class DecodeOptions:
     ablations: Annotated[
         bool,
         typer.Option(
-            "--ablations", help="Every strategy and every ablation of dynakv, in addition to --strategy."
+            "--ablations", help="Run every strategy and every ablation of dynakv, in addition to --strategy."
         ),
     ] = False
     length: Annotated[
         list[int] | None,
         typer.Option(
-            "--length", min=16, help="Tokens decoded, a row each; repeatable. Default: 512, 1024, 1792."
+            "--length",
+            min=16,
+            help="Number of decoded tokens; repeatable, with a row for each. Default: 512, 1024, 1792.",
         ),
     ] = None
     budget: Annotated[
@@ -74,12 +76,14 @@ class DecodeOptions:
         typer.Option(
             "--cluster-entries",
             min=1,
-            help="Mean size of clusters; short texts and small budgets need small ones. Default: 32.",
+            help="Mean entries of a cluster; short texts and small budgets need small clusters. Default: 32.",
         ),
     ] = None
     resident_bytes: Annotated[
         str | None,
-        typer.Option("--resident-bytes", help="Limit of KV in memory. Default: 30 % of the longest text's."),
+        typer.Option(
+            "--resident-bytes", help="Limit of KV in memory. Default: 30 % of the KV of the longest text."
+        ),
     ] = None
     split: Annotated[
         str, typer.Option("--split", help="Pool of names, phrases and texts: dev, test or hidden.")
@@ -90,7 +94,8 @@ class DecodeOptions:
     file: Annotated[
         list[str] | None,
         typer.Option(
-            "--file", help="KIND=PATH instead of generated texts: mmlu, arc, writingprompts, sharegpt."
+            "--file",
+            help="Read texts from KIND=PATH instead of generating them. KIND: mmlu, arc, writingprompts or sharegpt.",
         ),
     ] = None
     folder: bench.Folder = None
@@ -100,7 +105,7 @@ class DecodeOptions:
     ] = None
 
     def request(self, adapter: "Adapter") -> "DecodingRequest":
-        """Return what to decode; raises InvalidRequest for impossible options."""
+        """Return the decoding that the options ask for; raises InvalidRequest for impossible options."""
         from kvweave_lab.eval.decoding.measure import Request
         from kvweave_lab.eval.long_texts import LONG_TASKS
 
@@ -187,18 +192,26 @@ def lookalikes_command(
     ] = "dev",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the pairs.")] = 0,
     paraphrases: Annotated[
-        int, typer.Option("--paraphrases", min=1, help="Pairs that ask the same and should share an answer.")
+        int,
+        typer.Option(
+            "--paraphrases",
+            min=1,
+            help="Number of pairs of questions that ask the same and should share an answer.",
+        ),
     ] = 1000,
     lookalikes: Annotated[
         int,
         typer.Option(
-            "--lookalikes", min=1, help="Pairs that must not share an answer, in equal numbers of each kind."
+            "--lookalikes",
+            min=1,
+            help="Number of pairs that must not share an answer, with equally many of each kind.",
         ),
     ] = 5000,
     pairs: Annotated[
         Path | None,
         typer.Option(
-            "--pairs", help="File of pairs instead: JSON lines with the questions a and b, same, and kind."
+            "--pairs",
+            help="Read the pairs from this file: JSON lines with a and b (the questions), same, and kind.",
         ),
     ] = None,
     *,
@@ -238,14 +251,17 @@ def lookalikes_command(
 
 @dataclass(frozen=True, slots=True)
 class PersonasOptions:
-    """The options of `eval personas` beside the model: the users, and what is compared on them."""
+    """The options of `eval personas` except the model's: the users, and the compared systems."""
 
     split: Annotated[
         str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
     ] = "dev"
     users: Annotated[int, typer.Option("--users", min=1, help="Users per seed, or per file.")] = 20
     questions: Annotated[
-        int, typer.Option("--questions", min=2, help="Questions per user; from a file, at most.")
+        int,
+        typer.Option(
+            "--questions", min=2, help="Questions per user; for users from a file, the largest number."
+        ),
     ] = 14
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Number of seeds 0, 1, …, each with its own users.")
@@ -255,7 +271,7 @@ class PersonasOptions:
         typer.Option(
             "--further",
             min=0,
-            help="Number of users that also run the sweeps of stride, threshold and storage, with the last length of answers.",
+            help="Number of users for whom the sweeps of stride, threshold and storage run too, with the last length of answers.",
         ),
     ] = 4
     ablations: Annotated[
@@ -263,7 +279,7 @@ class PersonasOptions:
         typer.Option(
             "--ablations",
             min=0,
-            help="Number of users that also run the ablations and the scheduler's experiments, likewise.",
+            help="Number of users for whom the ablations and the scheduler's experiments run too, with the last length of answers.",
         ),
     ] = 20
     answers: Annotated[
@@ -285,7 +301,7 @@ class PersonasOptions:
         typer.Option(
             "--execute",
             min=0,
-            help="Number of users whose requests are executed in the shape too, all systems in turn; hours.",
+            help="Number of users whose requests are also executed in the model shape, all systems in turn. Takes hours.",
         ),
     ] = 0
     execute_every: Annotated[
@@ -294,13 +310,13 @@ class PersonasOptions:
     ] = 1
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="kvweave's recipe for chunk KV. Default: that of a knowledge base."),
+        typer.Option("--recipe", help="kvweave's recipe for chunk KV. Default: as in a knowledge base."),
     ] = None
     shape: Annotated[
         str,
         typer.Option(
             "--shape",
-            help="Model shape whose latency is computed, with random weights; reference: the shipped model, for a first look.",
+            help="Model shape whose latency is computed, with random weights; reference is the shipped model, for a quick check.",
         ),
     ] = "qwen2.5-0.5b"
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of each timing.")] = 3
@@ -308,16 +324,21 @@ class PersonasOptions:
         Path | None,
         typer.Option(
             "--costs",
-            help="personas.json of an earlier run whose times of operations price this one; measured in the same shape.",
+            help="personas.json of an earlier run in the same shape; its times of operations are used as prices.",
         ),
     ] = None
     enronqa: Annotated[
         list[Path] | None,
-        typer.Option("--enronqa", help="EnronQA's jsonl, instead of generated users; repeatable."),
+        typer.Option(
+            "--enronqa",
+            help="Read users from this jsonl file of EnronQA instead of generating them; repeatable.",
+        ),
     ] = None
     mised: Annotated[
         list[Path] | None,
-        typer.Option("--mised", help="MISeD's jsonl, instead of generated users; repeatable."),
+        typer.Option(
+            "--mised", help="Read users from this jsonl file of MISeD instead of generating them; repeatable."
+        ),
     ] = None
     output: Annotated[
         Path | None,
@@ -325,7 +346,7 @@ class PersonasOptions:
     ] = None
 
     def request(self) -> "PersonasRequest":
-        """Return what to compare; raises InvalidRequest for files that hold a user twice."""
+        """Return the comparison that the options ask for; raises InvalidRequest for files with the same user twice."""
         from kvweave_lab.eval.personas.costs import read_costs
         from kvweave_lab.eval.personas.pricing import DECODINGS
         from kvweave_lab.eval.personas.run import Request
@@ -393,7 +414,7 @@ def personas(
 
 
 def _chosen(option: str, given: Sequence[str] | None, known: Sequence[Name]) -> tuple[Name, ...]:
-    """Return what was chosen, in the known order; all if nothing was. Raises InvalidRequest for anything else."""
+    """Return the chosen names in the known order, or all if none was chosen. Raises InvalidRequest for unknown names."""
     unknown = [name for name in given or () if name not in known]
     if unknown:
         raise InvalidRequest(f"{option} {unknown[0]}: choose among {', '.join(known)}")

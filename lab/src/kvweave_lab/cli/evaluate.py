@@ -69,7 +69,7 @@ _GENERATED = ("task", "tasks", "split", "seed", "haystack", "context_tokens")
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """The options of `eval` beside the suite and the model: the grid, the samples, and how they are run."""
+    """The options of `eval` except suite and model: the grid, the samples, and how they are run."""
 
     recipe: Annotated[list[str] | None, typer.Option("--recipe", help="Recipe to run; repeatable.")] = None
     prepare: Annotated[
@@ -171,7 +171,7 @@ class EvalOptions:
         )
 
     def request(self, suite: "Suite", command: str) -> "Request":
-        """Return what to evaluate."""
+        """Return the evaluation that the options ask for."""
         from kvweave_lab.eval.evaluation import Request
 
         return Request(

@@ -41,7 +41,9 @@ def train_selector(
     *,
     options: opt.SharedOptions,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Generated prompts per task.")] = 20,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps, of four prompts each.")] = 300,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Training steps; each has four prompts.")
+    ] = 300,
     rate: Annotated[float, typer.Option("--rate", help="Highest learning rate.")] = 1e-4,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order of the prompts.")] = 0,
     json: opt.Json = False,

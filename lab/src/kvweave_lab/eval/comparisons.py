@@ -91,7 +91,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(matrix: Matrix, preparation: str) -> Verdict | None:
-    """Return what a preparation does to the selectors, compared with isolated chunks; None if it was not compared."""
+    """Return the gains of a preparation over isolated chunks for the selectors, or None if it was not compared."""
     gains = [cell.gain for cell in matrix.cells if cell.preparation == preparation and cell.gain is not None]
     if not gains:
         return None
@@ -131,7 +131,7 @@ def _scores(outcomes: Iterable[Outcome]) -> _Scores:
 
 
 def _ratios(rows: Iterable[Row]) -> list[float]:
-    """Return the ratios between 0 and 1, at which selections matter; 0 if there is none."""
+    """Return the ratios between 0 and 1, at which selections matter, or 0 if no such ratio was measured."""
     between = {row.ratio for row in rows if row.ratio is not None and 0 < row.ratio < 1}
     return sorted(between) or [0.0]
 

@@ -98,7 +98,7 @@ class OtherDocuments:
         self._isolated = MemoryStore()
 
     def store(self, sample: Sample, prompt: TokenizedPrompt, recipe: Recipe) -> MemoryStore:
-        """Return what a sample's own store begins with; with other documents only if the recipe's preparation uses them."""
+        """Return a sample's own store with its initial content. It has other documents only if the recipe's preparation uses them."""
         system = prompt.ids(prompt.spans[0])
         if system:
             PrepareContext(self._adapter, self._prefixes, system).prefix_kv()

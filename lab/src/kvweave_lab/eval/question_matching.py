@@ -273,7 +273,7 @@ def threshold_table(done: MatchingResult) -> Table:
 
 
 def kind_table(done: MatchingResult) -> Table:
-    """Return what each matcher accepts at its default threshold, by kind of pair."""
+    """Return a table of the shares that each matcher accepts at its default threshold, by kind of pair."""
     default = [row for row in done.kinds if row.is_default]
     matchers = list(dict.fromkeys(row.matcher for row in default))
     table = text_table(("kind", "pairs", *matchers))

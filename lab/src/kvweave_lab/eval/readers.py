@@ -40,7 +40,7 @@ class JsonRecord:
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """Return a string field, which may be empty; raises InvalidRequest if it is no string."""
+        """Return a string field, which may be empty; raises InvalidRequest for other types."""
         value = self.fields.get(name)
         if not isinstance(value, str):
             raise self.invalid(f"the field {name!r} is {_described(value)} and must be a string")
@@ -85,7 +85,7 @@ def read_records(path: Path, limit: int | None = None) -> Iterator[JsonRecord]:
 
 
 def jsonl_files(path: Path) -> list[Path]:
-    """Return a file, or every .jsonl file below a folder; raises InvalidRequest if there is none."""
+    """Return a file, or every .jsonl file below a folder; raises InvalidRequest if no file exists."""
     if path.is_file():
         return [path]
     found = sorted(file for file in path.rglob("*.jsonl") if file.is_file())

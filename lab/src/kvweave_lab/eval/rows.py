@@ -87,7 +87,7 @@ def summary_rows(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def context_lengths(rows: Sequence[Row]) -> list[int]:
-    """Return the context lengths, shortest first; 0 stands for samples from a file."""
+    """Return the context lengths, shortest first; samples from a file have length 0."""
     return sorted({row.context_tokens for row in rows})
 
 
@@ -139,7 +139,7 @@ def is_swept(rows: Sequence[Row]) -> bool:
 
 
 def length_text(context_tokens: int) -> str:
-    """Return a context length for people."""
+    """Return a context length in words."""
     return f"{context_tokens:,} tokens of context" if context_tokens else "samples from a file"
 
 
@@ -192,7 +192,7 @@ def _baseline_of(outcome: Outcome, baseline: Mapping[str, Outcome], name: str) -
 
 
 def _lost(group: Sequence[Outcome], full: Sequence[Outcome]) -> list[float]:
-    """Return what each prompt loses against full attention; differences, so that resamples stay paired."""
+    """Return the loss of each prompt against full attention, as differences, so that resamples stay paired."""
     return [truth.score - own.score for own, truth in zip(group, full, strict=True)]
 
 

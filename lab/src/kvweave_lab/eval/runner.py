@@ -216,7 +216,7 @@ class HookedAttend:
     hooks: Sequence[AttentionHook]
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-        """Return what the inner slot does."""
+        """Return the result of the inner slot."""
         return self.inner.causal(request, matched)
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
@@ -228,7 +228,7 @@ class HookedAttend:
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """Return what the inner slot does, without the hooks."""
+        """Return the result of the inner slot, without the hooks."""
         return self.inner.continuation(request, matched)
 
 

@@ -18,7 +18,7 @@ _CONNECT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as it is sent: the path, and the JSON body."""
+    """The path and the JSON body of a request."""
 
     path: str
     body: Mapping[str, Any]
@@ -133,7 +133,7 @@ class _Times:
             self.finished |= ends
 
     def reply(self, outcome: Outcome, detail: str = "", retry_after: bool = False) -> Reply:
-        """Return what came of the request, now."""
+        """Return the outcome of the request so far."""
         usage, now = self._usage, time.perf_counter()
         tokens = int(usage.get("completion_tokens", 0))
         answered = outcome == "answered"

@@ -114,7 +114,7 @@ class ServerProcess:
         return self
 
     def pause(self) -> None:
-        """Stop the process where it is, so that it takes no time from others."""
+        """Suspend the process, so that it takes no time from others."""
         if self.alive:
             os.kill(self.pid, signal.SIGSTOP)
 

@@ -100,7 +100,7 @@ class User:
                 self._documents.clear()
 
     async def run(self) -> None:
-        """Send requests until told to stop. Never raises for what the server does."""
+        """Send requests until the user is stopped. Never raises because of the server's behaviour."""
         weights = [weight for weight, _, _ in self._actions]
         while not self._state.stop.is_set():
             await self._state.up.wait()
@@ -128,7 +128,7 @@ class User:
         return outcome
 
     def _broken_connection(self, sent: Mode, never_open: bool) -> Outcome:
-        """Return what a broken connection means for a request, by what the server did when it was sent.
+        """Return the outcome of a request whose connection broke, by the state of the server when it was sent.
 
         A server that was killed meanwhile interrupts it. One that is about to end may refuse what is sent from then on by closing
         the connection, but must not leave without a word what was sent before. A connection that it does not accept any more
@@ -140,7 +140,7 @@ class User:
         return "stopped" if stopped else "failed"
 
     def _broken_reply(self, error: Exception) -> Outcome:
-        """Return what a reply that is not whole means: a server that is about to end may cancel it, and has to say so."""
+        """Return the outcome of an incomplete reply: a server that is about to end may cancel it, and has to say so."""
         if self._state.mode == "down":
             return "interrupted"
         cancelled = isinstance(error, BrokenStream) and error.code == "cancelled"

@@ -93,7 +93,7 @@ class Phase:
 
 
 def summarize(replies: Sequence[Reply], **known: Any) -> Phase:
-    """Return what replies amount to; `known` are the fields that replies do not tell."""
+    """Return the summary of replies; `known` has the fields that replies do not contain."""
     answered = [reply for reply in replies if reply.outcome == "answered"]
     refused = [reply for reply in replies if reply.outcome == "refused"]
     failed = [reply for reply in replies if reply.outcome == "failed"]
@@ -188,7 +188,7 @@ def curve(phases: Sequence[Phase], system: str) -> Curve:
 
 
 def throughput_within(points: Curve, ttft_s: float) -> tuple[float | None, bool]:
-    """Return what a system serves until its p95 TTFT first exceeds a time, linear between rates; and whether it never does."""
+    """Return the served rate at which a system's p95 TTFT first exceeds a time (linear between rates), and whether it never does."""
     before: tuple[float, float] | None = None
     for tail, served in points:
         if tail is None or tail > ttft_s:

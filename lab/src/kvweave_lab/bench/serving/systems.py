@@ -196,7 +196,7 @@ def tokenizer_of(model: str | None) -> Any:
 
 
 def prompt_template(model: str | None) -> PromptTemplate:
-    """Return what renders prompts for a model, without loading its weights."""
+    """Return a renderer of prompts for a model, without loading the model's weights."""
     return PromptTemplate(tokenizer_of(model))
 
 

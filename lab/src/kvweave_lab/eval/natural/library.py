@@ -169,7 +169,7 @@ def open_library(
 
 
 def configuration(pages: Sequence[Page], library: Library) -> dict[str, Any]:
-    """Return what results depend on: the distractors and the chunks of all documents."""
+    """Return the inputs of the results: the distractors and the chunks of all documents."""
     return {"distractors": len(pages), "distractor pages": pages_digest(pages), "library": library.digest}
 
 

@@ -196,7 +196,7 @@ class _LineReader:
 
 
 def _place(quote: str, text: str) -> tuple[int, int] | None:
-    """Return where a quote stands in a text, first and end character; runs of white space count as equal."""
+    """Return the first and the end character of a quote in a text; runs of white space count as equal."""
     found = re.search(r"\s+".join(map(re.escape, quote.split())), text)
     return found.span() if found else None
 
@@ -222,7 +222,7 @@ def _form_faults(content: Any) -> list[str]:
 
 
 def _answer_faults(content: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the answers of a line of the right form."""
+    """Return the errors in the answers of a well-formed line."""
     answers, evidence = content["answers"], content["evidence"]
     if content["kind"] == UNANSWERABLE:
         return ["an unanswerable question has no answers and no evidence"] if answers or evidence else []

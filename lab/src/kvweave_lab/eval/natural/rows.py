@@ -151,7 +151,7 @@ def gap(rows: Sequence[Row], context_tokens: int) -> tuple[Row, Row, Row]:
 
 
 def _common(row: Row, other: Row) -> list[tuple[str, str]]:
-    """Return what two rows have in common, each with the name of the group."""
+    """Return the properties that two rows have in common, each with the name of the group."""
     found: list[tuple[str, str]] = []
     if row.storage == other.storage and _is_own(row) and _is_own(other):
         found.append(("own", row.storage))

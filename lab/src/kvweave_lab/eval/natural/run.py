@@ -135,7 +135,7 @@ class NaturalBenchmark:
         self._configuration = configuration(pages, self.library)
 
     def retrieval(self, progress: Progress = no_progress) -> RetrievalFigures:
-        """Return what retrieval does, without a language model."""
+        """Return the measurements of retrieval, without a language model."""
         return measure_retrieval(self.library, self.questions, self._request.lengths, progress)
 
     def run(self, notice: Notice = lambda sentence: None, progress: Progress = no_progress) -> NaturalResult:
@@ -172,7 +172,7 @@ class NaturalBenchmark:
         )
 
     def about(self) -> dict[str, Any]:
-        """Return what a reader must know of the set and the prompts."""
+        """Return the description of the set and of the prompts for the report."""
         request = self._request
         return {
             "model": self._adapter.fingerprint.name,

@@ -308,7 +308,7 @@ def _run_session(
 
 
 def _logged(request: Request, adapter: Adapter) -> dict[str, Any]:
-    """Return what a user's session depends on; not how many users there are, so that more can join a log."""
+    """Return the settings that a user's session depends on. The number of users is not among them, so that a log can grow."""
     about = {name: value for name, value in request.about.items() if name not in ("seeds", "users of a file")}
     return {**run_config(adapter), **about, "recipe": request.recipe}
 

@@ -247,7 +247,7 @@ class UserSession:
         self.answers.put(question, vector, self.answer_settings, text, sources, provenance)
 
     def stored(self) -> StoredTotals:
-        """Return what is stored now."""
+        """Return the totals of stored questions, answers, KV and predictions."""
         totals, geometry = self.answers.totals(), self.corpus.adapter.geometry
         return StoredTotals(
             questions=totals.questions,

@@ -241,7 +241,7 @@ def _open_all(
 
 
 def _predictions(base: KnowledgeBase, most: int, path: Path, progress: Progress) -> list[Prediction]:
-    """Return what idle work has predicted and answered before the first question; do what is left of it."""
+    """Finish the idle work before the first question, and return its predictions and answers."""
     if not path.exists():
         _predict(base, most, progress)
         settings = dict(base.answers.most_used())

@@ -277,7 +277,7 @@ class Derivation:
         return sorted(map(float, (vectors @ self._vectors.T).max(axis=1)))
 
     def nearest(self, matcher: Matcher) -> dict[str, int]:
-        """Return what a matcher says of each question and the nearest kept prediction, where they are within τ."""
+        """Return a matcher's judgement of each question and its nearest kept prediction, for pairs within τ."""
         said = Counter[str]()
         vectors = _encoded(self._encode, [each.question for each in self._kept])
         for question in self._asked if self._kept else ():

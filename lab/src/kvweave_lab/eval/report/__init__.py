@@ -198,7 +198,7 @@ def _cell_text(estimate: Estimate | None, *, signed: bool) -> str:
 
 
 def verdict_sentences(matrix: Matrix) -> list[str]:
-    """Return what each preparation does to the selectors, compared with isolated chunks."""
+    """Return the gains of each preparation over isolated chunks for the selectors."""
     sentences = []
     for preparation in matrix.preparations:
         found = verdict(matrix, preparation)

@@ -239,7 +239,7 @@ def _greedy(adapter: Adapter, kv_cache: FusedCache, logits: Tensor, max_new_toke
 def _decoding(
     adapter: Adapter, prefilled: ChunkKV, context: Context, answer: Sequence[int], votes: LayerVotes
 ) -> Tensor:
-    """Return what the answer's tokens attend to when they are decoded, (L, n), from one pass over all of them."""
+    """Return the attention of the answer's tokens when they are decoded, (L, n), from one pass over all of them."""
     start, end = prefilled.tokens, prefilled.tokens + len(answer)
     rows = torch.arange(start, end)
     probe = AttentionProbe(rows, columns=(context.start, context.end), lift_windows=votes.lift_windows)
