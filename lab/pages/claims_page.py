@@ -135,8 +135,8 @@ def _cells(figure: Figure, results: Results) -> tuple[str, ...]:
     seen = figure.seen(results)
     if seen is None:
         return figure.name, figure.says, "not measured yet", "–", "–"
-    verdict = seen.verdict or {True: "held", False: "the opposite", None: "not seen"}[seen.held]
-    return figure.name, figure.says, verdict, seen.where, seen.numbers
+    label = seen.label or {True: "held", False: "the opposite", None: "not seen"}[seen.held]
+    return figure.name, figure.says, label, seen.where, seen.numbers
 
 
 def _section(claim: Claim, result: Result | None, image: str | None) -> list[str]:

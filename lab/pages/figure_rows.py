@@ -16,7 +16,7 @@ class Seen(NamedTuple):
     held: bool | None
     where: str
     numbers: str
-    verdict: str = ""  # in words, if the points of a figure differ
+    label: str = ""  # in words, if the points of a figure differ
 
 
 Measure = Callable[[Results], Seen | None]
@@ -69,9 +69,9 @@ def reaches(value: float, least: float, even: float = 1.0) -> bool | None:
     return True if value >= least else None if value > even else False
 
 
-def together(verdicts: Iterable[bool | None]) -> bool | None:
+def together(points: Iterable[bool | None]) -> bool | None:
     """Return False if any point was contradicted, True if all held, else None."""
-    found = list(verdicts)
+    found = list(points)
     return False if False in found else None if None in found else True
 
 
@@ -88,18 +88,18 @@ def claim(name: str, *kinds: str) -> Measure:
         measured = (results("claims") or {}).get("claims", {}).get(name)
         if measured is None:
             return None
-        told = [one.held for one in CLAIMS[name].verdicts(measured) if _any_of(one.statement, kinds)]
+        points = [one.held for one in CLAIMS[name].verdicts(measured) if _any_of(one.statement, kinds)]
         where = f"{REFERENCE}, 512 tokens, {measured['prompts']} prompts of a task"
-        numbers = f"{len(told)} points: see [below](#{_anchor(name)})"
-        return Seen(together(told), where, numbers, in_words(told))
+        numbers = f"{len(points)} points: see [below](#{_anchor(name)})"
+        return Seen(together(points), where, numbers, in_words(points))
 
     return seen
 
 
-def in_words(told: list[bool | None]) -> str:
+def in_words(points: list[bool | None]) -> str:
     """Return how many points held, were not seen, and were contradicted."""
     words = {True: "held", None: "not seen", False: "the opposite"}
-    return ", ".join(f"{word} {told.count(held)}" for held, word in words.items() if held in told)
+    return ", ".join(f"{word} {points.count(held)}" for held, word in words.items() if held in points)
 
 
 def _any_of(statement: str, kinds: tuple[str, ...]) -> bool:

@@ -35,18 +35,20 @@ def _auxiliary(results: Results) -> Seen | None:
 
 
 def _needles(results: Results) -> Seen | None:
-    told, told_text = [], []
+    points, point_texts = [], []
     for task in NEEDLES:
         rows = score_rows(results, "all_tasks", task, RATIO)
         name = present(rows, *READINGS)
         if name is not None:
             mine, other = number(rows[name], "score"), number(rows["cacheblend"], "score")
-            told.append(above(mine, other))
-            told_text.append(f"`{task}` {mine.value:.3f} against {other.value:.3f}")
-    if not told:
+            points.append(above(mine, other))
+            point_texts.append(f"`{task}` {mine.value:.3f} against {other.value:.3f}")
+    if not points:
         return None
     where = f"{REFERENCE}, 512 tokens, 200 prompts of a task; plain reuse loses next to nothing on them"
-    return Seen(together(told), where, f"at {RATIO:.0%}, `{name}` and `cacheblend`: {'; '.join(told_text)}")
+    return Seen(
+        together(points), where, f"at {RATIO:.0%}, `{name}` and `cacheblend`: {'; '.join(point_texts)}"
+    )
 
 
 def _prefill(results: Results) -> Seen | None:

@@ -34,7 +34,7 @@ def _quality(results: Results) -> Seen | None:
     rows, answers = natural_rows(found), natural_rows(answered)
     mine, other = (number(rows[name], "nll_recovery") for name in (OWN, OTHER))
     f1, other_f1 = (number(answers[name], "f1") for name in (OWN, OTHER))
-    told = [above(mine, 0.8), above(mine, other), above(f1, other_f1)]
+    points = [above(mine, 0.8), above(mine, other), above(f1, other_f1)]
     crafted = natural_rows(results("natural_others")).get("cachecraft")
     beside = (
         f"`cachecraft` {shown(number(crafted, 'nll_recovery'), '.2f')} on {crafted['prompts']} of the prompts, not compared"
@@ -45,7 +45,7 @@ def _quality(results: Results) -> Seen | None:
         f"NLL recovered {shown(mine, '.2f')}, `{OTHER}` {shown(other, '.2f')}, {beside}; F1 {shown(f1)}, `{OTHER}` {shown(other_f1)}, "
         f"reuse {answers['reuse']['f1']:.3f}, full {answers['full']['f1']:.3f}{_generated(results)}"
     )
-    return Seen(together(told), natural_place(found, rows[OWN]), text, in_words(told))
+    return Seen(together(points), natural_place(found, rows[OWN]), text, in_words(points))
 
 
 def _generated(results: Results) -> str:
@@ -109,7 +109,7 @@ def _retrieved_together(results: Results) -> Seen | None:
         one["context_tokens"]: dict(zip(counts, map(number, one["any_together"]), strict=True))
         for one in retrieved["contexts"]
     }
-    told = [above(shares[10], 0.8) for shares in by_length.values()]
+    points = [above(shares[10], 0.8) for shares in by_length.values()]
     text = "; ".join(
         f"{tokens:,} tokens: one of ten {shown(shares[10])}, the nearest {shown(shares[1])}"
         for tokens, shares in by_length.items()
@@ -117,7 +117,7 @@ def _retrieved_together(results: Results) -> Seen | None:
     where = (
         f"retrieval on natural text, {len(by_length)} lengths of context, {retrieved['questions']} questions"
     )
-    return Seen(together(told), where, text, in_words(told))
+    return Seen(together(points), where, text, in_words(points))
 
 
 def _similar_deviation(results: Results) -> Seen | None:
@@ -190,13 +190,13 @@ def _every_selector(results: Results) -> Seen | None:
         return None
     rows = natural_rows(found)
     alone, similar = rows[f"isolated+{OWN}"], rows[OWN]
-    told = [above(number(similar, name), number(alone, name)) for name in ("nll_recovery", "kl_recovery")]
+    points = [above(number(similar, name), number(alone, name)) for name in ("nll_recovery", "kl_recovery")]
     blend, woven = (number(rows[name], "nll_recovery") for name in (OTHER, f"woven+{OTHER}"))
     text = (
         f"`{OWN}`, NLL recovered {_from_to(alone, similar, 'nll_recovery')}, KL {_from_to(alone, similar, 'kl_recovery')}; no other selector on "
         f"similar chunks alone, `{OTHER}` {shown(blend, '.2f')}, after `woven` chunks {shown(woven, '.2f')}{_drawn_cells(results)}"
     )
-    return Seen(together(told), natural_place(found, similar), text, in_words(told))
+    return Seen(together(points), natural_place(found, similar), text, in_words(points))
 
 
 def _from_to(first: Mapping[str, Any], second: Mapping[str, Any], name: str) -> str:
@@ -229,12 +229,12 @@ def _parts(results: Results) -> Seen | None:
     rows = natural_rows(found)
     alone, both = rows[f"isolated+{OWN}"], rows[OWN]
     selected, restored = (number(row, "nll_recovery") for row in (alone, both))
-    told = [above(selected, 0.72), above(restored, 0.99), above(restored, selected)]
+    points = [above(selected, 0.72), above(restored, 0.99), above(restored, selected)]
     text = (
         f"NLL recovered: selection alone {shown(selected, '.2f')}, with similar chunks {shown(restored, '.2f')}; KL "
         f"{_from_to(alone, both, 'kl_recovery')}. Generated tasks, an earlier reading: see [below](#fusionrag-component-by-component)"
     )
-    return Seen(together(told), natural_place(found, both), text, in_words(told))
+    return Seen(together(points), natural_place(found, both), text, in_words(points))
 
 
 def _neighbours(results: Results) -> Seen | None:

@@ -82,9 +82,9 @@ def _ruler(results: Results) -> Seen | None:
             continue
         measured += 1
         mine = number(rows["prophetkv"], "score")
-        told = [above(mine, number(rows[other], "score")) for other in OTHERS]
-        lower += [task] if False in told else []
-        higher += [task] if True in told else []
+        points = [above(mine, number(rows[other], "score")) for other in OTHERS]
+        lower += [task] if False in points else []
+        higher += [task] if True in points else []
     if not measured:
         return None
     held = False if lower else True if higher else None

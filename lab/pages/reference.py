@@ -82,8 +82,8 @@ def _command(path: str, command: Any) -> str:
         for each in _options(command)
         if not _is_setting(each) and each.name not in ("home", "kb", "json", "quiet")
     ]
-    told = f"- `{' '.join([path, *arguments])}`: {one_line(command.help).partition('. ')[0].rstrip('.')}"
-    return ". ".join([told, ", ".join(f"`{_spelled(each)}`" for each in options)]).rstrip(". ") + "."
+    line = f"- `{' '.join([path, *arguments])}`: {one_line(command.help).partition('. ')[0].rstrip('.')}"
+    return ". ".join([line, ", ".join(f"`{_spelled(each)}`" for each in options)]).rstrip(". ") + "."
 
 
 def _argument(argument: Any) -> str:

@@ -228,8 +228,8 @@ class Config:
 
     Attributes:
         home: Folder that holds everything. Default: KVWEAVE_HOME, else the platform's data folder.
-        recipe: How stored KV is reused and, without `prepare`, prepared. auto is what `kvweave calibrate` has chosen, before
-            that weave.
+        recipe: How stored KV is reused and, without `prepare`, prepared. auto is the calibrated recipe, and weave until a
+            calibration.
         prepare: How chunk KV is prepared. Default: as the recipe does it.
         system: The instruction that every prompt starts with. Default: that of the prompt template.
         use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.

@@ -95,24 +95,24 @@ def test_fusionrags_rows_follow_its_own_recipe_on_retrieved_text(papers):
         return changed("natural_1k", change)
 
     quality, parts = (one(papers, "FusionRAG", name) for name in ("figs. 2, 13", "fig. 18"))
-    assert quality(stored).verdict == "held 1, not seen 2"
-    assert quality(measured(1.0, 0.9, 1.1)).verdict == "held 2, not seen 1"
+    assert quality(stored).label == "held 1, not seen 2"
+    assert quality(measured(1.0, 0.9, 1.1)).label == "held 2, not seen 1"
     worse = quality(measured(0.1, 0.0, 0.12))
     assert worse.held is False
     assert worse.numbers.startswith("NLL recovered 0.10 (0.00 to 0.12)")
-    assert parts(stored).verdict == "held 1, not seen 1, the opposite 1"
+    assert parts(stored).label == "held 1, not seen 1, the opposite 1"
 
 
 def test_neighbours_retrieved_together_are_told_at_every_length(papers):
     seen = one(papers, "FusionRAG", "fig. 7a")(stored)
-    assert seen.verdict == "held 1, not seen 2, the opposite 1"
+    assert seen.label == "held 1, not seen 2, the opposite 1"
     assert "2,048 tokens: one of ten 0.785" in seen.numbers
     assert "8,192 tokens: one of ten 0.833" in seen.numbers
 
 
 def test_prophetkv_is_best_at_every_chunk_size_on_its_own_task(papers):
     seen = one(papers, "ProphetKV", "fig. 10", "Best")(stored)
-    assert (seen.held, seen.verdict) == (True, "held 3")
+    assert (seen.held, seen.label) == (True, "held 3")
 
 
 def test_a_gain_that_is_smaller_than_the_papers_is_not_called_the_opposite(rows):
