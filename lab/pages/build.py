@@ -28,13 +28,7 @@ from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
 from decoding_page import parts as decoding_parts
-from evaluation_page import (
-    replayed,
-    scores_of_all_tasks,
-    scores_of_the_model,
-    second_run,
-    written_requests,
-)
+from evaluation_page import replayed, scores_of_all_tasks, scores_of_the_model, second_run, written_requests
 from methods_page import methods_page, tasks_page
 from natural_page import FILES as NATURAL_FILES
 from natural_page import parts as natural_parts
@@ -155,10 +149,7 @@ def main() -> None:
     docs = ROOT / "lab" / "docs"
     evaluation, store, answers = docs / "evaluation.md", docs / "store.md", docs / "answer-cache.md"
     guide = ROOT / "docs" / "guide" / "recipes.md"
-    measured, images = (
-        quality_of_the_methods(),
-        [path.name for path in (docs / "images").glob("*.png")],
-    )
+    measured, images = (quality_of_the_methods(), [path.name for path in (docs / "images").glob("*.png")])
     parity = results("parity.json")
     assert parity is not None
     pages = {
@@ -216,8 +207,7 @@ def main() -> None:
             docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
         ),
         docs / "natural.md": with_parts(
-            docs / "natural.md",
-            **natural_parts({name: results(name) for name in NATURAL_FILES}),
+            docs / "natural.md", **natural_parts({name: results(name) for name in NATURAL_FILES})
         ),
         docs / "serving.md": with_parts(
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})

@@ -161,10 +161,7 @@ def _layers(found: Result) -> list[str]:
     ]
     for layer in range(count):
         lines.append(
-            row(
-                f"{layer + 1}",
-                *(_estimate(found["layers"][curve][layer]) for curve in ("stale", "full")),
-            )
+            row(f"{layer + 1}", *(_estimate(found["layers"][curve][layer]) for curve in ("stale", "full")))
         )
     best = {task: _best(curve) for task, curve in by_task.items()}
     between = [found["agreement"][a][b] for a in range(len(by_task)) for b in range(a + 1, len(by_task))]
