@@ -76,7 +76,6 @@ def test_home_from_the_environment():
         ({"KVWEAVE_STORAGE": "int2"}, {}, "storage is 'int2'; choose one of auto, exact, int8, int4"),
         ({}, {"prediction_stride": 6}, "prediction_stride is 6"),
         ({}, {"decode_cutoff": 1.5}, "decode_cutoff is 1.5"),
-        ({}, {"answer_error_bound": 0.7}, "answer_error_bound is 0.7"),
         ({}, {"idle_power": "solar"}, "idle_power is 'solar'"),
         ({"KVWEAVE_IDLE_QUIET_S": "soon"}, {}, "KVWEAVE_IDLE_QUIET_S is 'soon'"),
         ({}, {"idle_flops_per_day": -1}, "idle_flops_per_day is -1"),

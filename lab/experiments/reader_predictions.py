@@ -35,9 +35,7 @@ from experiment import (
     run_script,
     write_result,
 )
-from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.matching import ENGLISH, Comparison, EnglishMatcher, Matcher
-from kvweave.answer_cache.near_misses import NearMiss
+from kvweave.answer_cache.matching import ENGLISH
 from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
 from kvweave.config import AnswersConfig, read_config
@@ -52,7 +50,6 @@ DOCUMENTS, CHUNK_TOKENS, TOP_K = 10, 160, 5
 TARGET: Final = 0.15
 COSINES: Final = (0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
 SETTINGS: Final = AnswerSettings("reuse", None, None, TOP_K, None, False, None, None)
-_LIMIT_BYTES: Final = 10**9
 _FEWEST_WORDS: Final = 4  # of a sentence
 
 Cosines = NDArray[np.float32]
@@ -97,22 +94,6 @@ def served_by(question: Question, text: str, by_text: dict[str, Predicted]) -> S
     return Served(question.id, text, question.id in each.asked_by, contains(each.answer, question))
 
 
-class AllNear(AnswerCache):
-    """Lets every near answer pass to the check of the evidence, as if verdicts had confirmed its kind."""
-
-    def may_serve(self, miss: NearMiss, bound: float) -> bool:
-        """Return True."""
-        return True
-
-
-class Cosine(EnglishMatcher):
-    """Takes all for near whose vectors are, as PerCache and others do; words tell nothing."""
-
-    def compare(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
-        """Return near from the threshold on."""
-        return Comparison("near" if cosine >= threshold else "different", "cosine")
-
-
 class ReadersBase(KnowledgeBase):
     """A knowledge base in which a reader's questions are stored."""
 
@@ -129,30 +110,10 @@ class ReadersBase(KnowledgeBase):
                     text, vector, SETTINGS, answer, [], provenance(found, self.answers.epoch), asked=False
                 )
 
-    def cached(self, error_bound: float) -> CachedAnswers:
-        """Return the answer cache as requests see it, without verdicts."""
-        return self._cached(self.answers, self.config.answers.answer_threshold, error_bound)
-
-    def checked(self, matcher: Matcher, threshold: float) -> CachedAnswers:
-        """Return it with another matcher: all that this finds near is served if the evidence holds it."""
-        return self._cached(AllNear(self._state.database, _LIMIT_BYTES, matcher), threshold, 0.5)
-
-    def _cached(self, answers: AnswerCache, threshold: float, error_bound: float) -> CachedAnswers:
-        documents = self._state.documents
-        return CachedAnswers(
-            answers, documents, lambda: self._components.index, threshold, error_bound=error_bound
-        )
-
-
-def ways(base: ReadersBase) -> dict[str, CachedAnswers]:
-    """Return the ways in which stored answers are given with kvweave's code, by name."""
-    answers = base.config.answers
-    return {
-        "at once": base.cached(0),
-        "with the checks, no verdicts yet": base.cached(answers.answer_error_bound),
-        "near too, evidence checked": base.checked(ENGLISH, answers.answer_threshold),
-        **{f"cosine {least:.2f}, evidence checked": base.checked(Cosine(), least) for least in COSINES},
-    }
+    def cached(self) -> CachedAnswers:
+        """Return the answer cache as requests see it."""
+        documents, threshold = self._state.documents, self.config.answers.answer_threshold
+        return CachedAnswers(self.answers, documents, lambda: self._components.index, threshold)
 
 
 def served(
@@ -277,7 +238,7 @@ def measured(base: ReadersBase, content: QuestionSet, predicted: Sequence[Predic
         base.store_answers(predicted, wordings)
         texts = [text for each in predicted for text in each.wordings[:wordings]]
         cosines = vectors @ base.encoder.encode(texts).T
-        found = {name: served(asked, vectors, cached, by_text) for name, cached in ways(base).items()}
+        found = {"at once": served(asked, vectors, base.cached(), by_text)}
         for least in COSINES:
             found[f"cosine {least:.2f}"] = nearest(asked, cosines, texts, by_text, least)
         rows += [{"stored": len(texts), "way": name, **row(each, len(asked))} for name, each in found.items()]

@@ -19,7 +19,6 @@ def matched_questions(result: Result, figure: str = "") -> str:
             "\n".join([*header("matcher", "threshold", "hit rate", "false-hit rate"), *map(_rates, rows)]),
             "\n".join(_kinds([each for each in result["kinds"] if each["is_default"]])),
             "\n".join(["kvweave / cosine, by threshold:", "", *_kinds_by_threshold(result["kinds"])]),
-            *(["\n".join(_checked(result["checked"]))] if "checked" in result else []),
             *(
                 [f"![Share of paraphrases that hit against share of look-alikes that hit]({figure})"]
                 if figure
@@ -62,14 +61,6 @@ def _kinds_by_threshold(rows: Sequence[Result]) -> list[str]:
         }
         cells = (f"{shares['kvweave', each]:.0%} / {shares['cosine', each]:.0%}" for each in thresholds)
         lines.append(row(kind, *cells))
-    return lines
-
-
-def _checked(rows: Sequence[Result]) -> list[str]:
-    lines = header("near pairs", "hits", "false hits", "error", "hit rate", "false-hit rate")
-    for each in rows:
-        rates = f"{each['error']:.1%}", f"{each['hit_rate']:.1%}", f"{each['false_hit_rate']:.2%}"
-        lines.append(row(each["rule"], f"{each['hits']:,}", f"{each['false_hits']:,}", *rates))
     return lines
 
 
@@ -139,29 +130,6 @@ def lookups(result: Result) -> str:
     about = f"Median and 95th percentile, without embedding the question. `{result['command']}`, {result['date']}."
     noted = f" {result['note']}." if "note" in result else ""
     return "\n\n".join(("\n".join(lines), about + noted))
-
-
-@if_measured
-def kept_bound(result: Result) -> str:
-    """Return the shares of given and of wrong answers by bound (`lab/experiments/error_bound.py`)."""
-    given = ("at once", "wrong of these", "near, checked", "wrong of these")
-    lines = header("pool", "stream", "bound", *given, "streams that give some", "broken")
-    for each in result["rows"]:
-        middle = each["near_wrong_interval"]
-        wrong = "–" if middle is None else f"{each['near_wrong']:.1%} ({middle[0]:.1%}–{middle[1]:.1%})"
-        shares = (f"{each[name]:.1%}" for name in ("at_once", "at_once_wrong", "near"))
-        kind = "each pair once" if each["sort"] == "once" else f"{each['questions']:,} drawn"
-        giving = (f"{each[name]:.0%}" for name in ("giving", "broken"))
-        lines.append(row(each["pool"], kind, f"{each['bound']:.2f}", *shares, wrong, *giving))
-    pools = {each["pool"]: each for each in result["rows"]}.values()
-    near = "; ".join(f"{each['pool']} {each['near_error']:.1%} of {each['near_pairs']}" for each in pools)
-    about = (
-        f"{result['rows'][0]['streams']} streams a row. *at once*, *near, checked*: the share of paraphrases that got an answer. *wrong of "
-        "these*: of the answers that were given, look-alikes'; brackets: the middle 95 % of streams. *broken*: streams that ever gave an answer "
-        f"where more than the bound is wrong in the whole pool. Wrong among all near pairs: {near}. `{result['command']}`, "
-        f"{result['date']}, {result['commit']}."
-    )
-    return "\n\n".join(("\n".join(lines), about))
 
 
 _TABLES = {"A": "projection reuse (priced)", "B": "ordinary reuse"}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from answers_page import (
-    kept_bound,
     lookups,
     matched_questions,
     preemption,
@@ -23,7 +22,7 @@ from answers_page import (
     systems_summary,
     whole_systems,
 )
-from ceilings_page import learned_matchers, reader_predictions
+from ceilings_page import reader_predictions
 from decoding_page import FILES as DECODING_FILES
 from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
@@ -191,10 +190,8 @@ def main() -> None:
             people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
             prediction=predicted_questions(results("prediction.json")),
             reader=reader_predictions(results("reader_predictions.json")),
-            learned=learned_matchers(results("learned_matcher.json")),
             lookups=lookups(results("answer_lookup.json")),
             repeated=repeated_questions(results("repeated_questions.json")),
-            bound=kept_bound(results("error_bound.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),
         docs / "ttft.md": with_parts(

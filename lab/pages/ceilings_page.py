@@ -1,15 +1,11 @@
-"""The generated parts of lab/docs/answer-cache.md about upper limits: predictions by a reader, and learned matchers."""
+"""The generated part of lab/docs/answer-cache.md about what a reader's predictions would serve."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from markdown_parts import Result, if_measured, table
 
-from kvweave_lab.eval.question_matching import wilson_interval
-
-AIM_SERVED, AIM_HITS, AIM_FALSE = 0.15, 0.45, 0.001
-DOUBT = 0.05
-_OWN, _OTHERS = "own", "others"
+AIM_SERVED = 0.15
 
 
 @if_measured
@@ -60,87 +56,6 @@ def reader_predictions(result: Result) -> str:
             f"`{result['command']}`, {result['date']}, {result['commit']}.",
         )
     )
-
-
-@if_measured
-def learned_matchers(result: Result) -> str:
-    """Return the rates of learned matchers on question authors not seen in training (`lab/experiments/learned_matcher.py`)."""
-    rows = result["rows"]
-    rates = sorted({each["rate"] for each in rows if each["rate"] is not None})
-    parts = ["\n".join(f"- {point}" for point in _findings(result))]
-    for hand, pairs in result["pairs"].items():
-        own = [each for each in rows if each["tested"] == hand]
-        reworded = pairs["reworded_lookalikes"]
-        names = (
-            f"tested on {hand}",
-            *(f"{rate:.1%}, others" for rate in (rates[0], rates[-1])),
-            *(["reworded"] if reworded else []),
-            *(f"{rate:.1%}, own" for rate in rates),
-        )
-        parts.append("\n".join(table(names, _matchers(own, rates, reworded > 0))))
-    sizes = "; ".join(
-        f"{hand} {each['paraphrases']} paraphrases, {each['lookalikes']} look-alikes and {each['reworded_lookalikes']} reworded ones"
-        for hand, each in result["pairs"].items()
-    )
-    parts.append(
-        f"{sizes}. Cells: hits / false hits. *others*: the threshold that passes this share of the look-alikes of the two files that the "
-        "matcher was trained on, in cross-validation. *reworded*: the share of reworded look-alikes that pass at the first of these. *own*: "
-        "hits at the best threshold that passes this share on the tested file itself. "
-        f"`{result['command']}`, {result['date']}, {result['commit']}."
-    )
-    return "\n\n".join(parts)
-
-
-def _findings(result: Result) -> Iterable[str]:
-    rows = [each for each in result["rows"] if each["rate"] == AIM_FALSE]
-    learned = [each for each in rows if each["matcher"] != "cosine"]
-    for hand in result["pairs"]:
-        chosen = [each for each in learned if each["tested"] == hand and each["threshold_from"] == _OTHERS]
-        kept = [each for each in chosen if each["false_hits"]["share"] <= AIM_FALSE]
-        best = max(
-            (each for each in learned if each["tested"] == hand and each["threshold_from"] == _OWN),
-            key=lambda each: each["hits"]["count"],
-        )
-        told = (
-            f"{len(kept)} of {len(chosen)} keep{'s' if len(kept) == 1 else ''} {AIM_FALSE:.1%}, with {min(each['hits']['share'] for each in kept):.1%} to "
-            f"{max(each['hits']['share'] for each in kept):.1%} hits"
-            if kept
-            else f"none of {len(chosen)} keeps {AIM_FALSE:.1%}: false hits are {min(each['false_hits']['share'] for each in chosen):.1%} to "
-            f"{max(each['false_hits']['share'] for each in chosen):.1%}"
-        )
-        yield (
-            f"{hand}, thresholds from the others: {told}. With the best threshold of its own at most {best['hits']['share']:.1%} hits "
-            f"({best['hits']['interval'][0]:.1%}–{best['hits']['interval'][1]:.1%}, {best['matcher']}); the aim is {AIM_HITS:.0%}."
-        )
-    sizes = [each["lookalikes"] for each in result["pairs"].values()]
-    uppers = ", ".join(
-        f"{errors} of {size:,} is up to {wilson_interval(errors, size).high:.2%}"
-        for size in (min(sizes), max(sizes))
-        for errors in (0, 1)
-    )
-    yield (
-        f"So few look-alikes cannot show {AIM_FALSE:.1%}: {uppers} (95 %). It takes "
-        f"{math.ceil(math.log(DOUBT) / math.log1p(-AIM_FALSE)):,} without any false hit."
-    )
-
-
-def _matchers(rows: Sequence[Result], rates: Sequence[float], reworded: bool) -> Iterable[Sequence[str]]:
-    """Yield the cells of each matcher; one without a threshold has its rates in the first cell."""
-    for name in dict.fromkeys(each["matcher"] for each in rows):
-        own = {(each["rate"], each["threshold_from"]): each for each in rows if each["matcher"] == name}
-        fixed = own.get((None, "fixed"))
-        first = own[rates[0], _OTHERS] if fixed is None else fixed
-        yield (
-            name,
-            _rates(first),
-            "" if fixed is not None else _rates(own[rates[-1], _OTHERS]),
-            *([f"{first['reworded_false_hits']['share']:.1%}"] if reworded else []),
-            *("" if fixed is not None else f"{own[rate, _OWN]['hits']['share']:.1%}" for rate in rates),
-        )
-
-
-def _rates(each: Result) -> str:
-    return f"{each['hits']['share']:.1%} / {each['false_hits']['share']:.2%}"
 
 
 def _share(each: Result) -> str:

@@ -121,14 +121,12 @@ class AnswersConfig:
     Attributes:
         answer_threshold: Least cosine similarity of two questions that may share an answer, 0..1 (PerCache's τ).
         answer_limit_bytes: Cap of the answer cache; 0 turns it off.
-        answer_error_bound: Accepted share of wrong cached answers for near questions, 0..0.5; at 0 they get no cached answer.
         check_answers: Replace an answer by "The documents do not say." if its words are not in the passages. The answer then
             appears only when it is complete.
     """
 
     answer_threshold: float = 0.85
     answer_limit_bytes: int = 100_000_000
-    answer_error_bound: float = 0.02
     check_answers: bool = False
 
 
@@ -410,11 +408,6 @@ def _answer_bounds(answers: AnswersConfig, prediction: PredictionConfig) -> Iter
     yield (
         0 <= limit_bytes < 2**63,
         f"answer_limit_bytes is {limit_bytes}; it cannot be negative (0: keep no answers)",
-    )
-    bound = answers.answer_error_bound
-    yield (
-        0 <= bound <= 0.5,
-        f"answer_error_bound is {bound}; it must be between 0 (answer only what is certainly the same) and 0.5",
     )
     yield 1 <= stride <= 5, f"prediction_stride is {stride}; it must be between 1 and 5"
     yield 0 <= cutoff <= 1, f"decode_cutoff is {cutoff}; it must be between 0 and 1"

@@ -484,7 +484,6 @@ class KnowledgeBase:
             self.predictions,
             self.config.retrieval.reranker,
             self.background_budget,
-            error_bound=self.config.answers.answer_error_bound,
         )
 
     @once

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvweave.answer_cache.english.alignment import likelihood
-from kvweave.answer_cache.english.context import question_amid, questions_in
+from kvweave.answer_cache.english.context import questions_in
 from kvweave.answer_cache.english.spelling import corrected, edits
 from kvweave.answer_cache.english.veto import veto
 from kvweave.answer_cache.english.wordnet import Relation, general_words, relation
@@ -202,16 +201,10 @@ def test_a_difference_that_changes_the_answer_is_found(one, other, differs):
     assert veto(one, other) == veto(other, one) == differs
 
 
-@pytest.mark.parametrize(
-    ("stored", "asked", "kind"),
-    [
-        ("Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?", "wording"),
-    ],
-)
-def test_what_passes_every_check_is_near_but_not_the_same(stored, asked, kind):
-    compared = ENGLISH.compare(asked, stored, 0.7, 0.85)
-    assert (compared.sameness, compared.kind) == ("near", kind)
-    assert ENGLISH.compare(asked, stored, 0.3, 0.85).sameness == "different"
+def test_what_the_guard_lets_pass_is_near_from_the_threshold_on():
+    stored, asked = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
+    assert ENGLISH.compare(asked, stored, 0.9, 0.85) == Comparison("near", "wording")
+    assert ENGLISH.compare(asked, stored, 0.8, 0.85) == Comparison("different", "distance")
 
 
 KEYWORDS = [
@@ -249,20 +242,6 @@ def test_keywords_that_may_ask_something_else_do_not(stored, asked):
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        "I need it for Delft. How much is the fee for members?",
-        "I am 70, hence the question. How much is the fee for members?",
-        "I mean the other club, sorry. How much is the fee for members?",
-        "How much is the fee for members? And the fee for guests?",
-    ],
-)
-def test_context_that_names_something_is_not_left_out_even_to_be_near(asked):
-    assert not question_amid(asked)
-    assert question_amid("I'm a student. How much is the fee for members?") == FEE
-
-
-@pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
         ("own", "owner", Relation.DERIVED),
@@ -275,17 +254,6 @@ def test_context_that_names_something_is_not_left_out_even_to_be_near(asked):
 )
 def test_words_are_related(one, other, expected):
     assert relation(one, other) is relation(other, one) is expected
-
-
-def test_related_words_make_questions_likelier_the_same_and_doubts_less():
-    asked = "Who decides how kids travel to the youth hostel?"
-    related = likelihood("Whose decision is it by which bus our children go there?", asked, 0.7)
-    assert related == likelihood(asked, "Whose decision is it by which bus our children go there?", 0.7)
-    assert related > likelihood("Whose painting is it by which wall our lamps hang there?", asked, 0.7)
-    assert related > likelihood("Whose decision is it by which bus our children go there?", asked, 0.5)
-    assert (
-        related > likelihood("When was a decision made by which bus our children go there?", asked, 0.7) > 0
-    )
 
 
 def test_the_general_words_hold_words_forms_names_and_opposites():

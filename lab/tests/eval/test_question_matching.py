@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from kvweave.errors import InvalidRequest
-from kvweave_lab.eval.checked_matching import BOUNDS, COSINES, checked_rows
 from kvweave_lab.eval.question_matching import (
+    GUARDED,
     MATCHERS,
     REJECTED,
     THRESHOLDS,
-    checked_table,
     content,
     evaluate_matchers,
     kind_table,
@@ -26,7 +25,6 @@ from kvweave_lab.eval.question_pairs import (
     LOOKALIKES,
     PARAPHRASE,
     POOLS,
-    Pair,
     draw_value,
     families,
     make_pairs,
@@ -150,8 +148,10 @@ def test_the_gptcache_rule_compares_squared_distances():
 def test_kvweave_accepts_what_cosine_accepts_except_differing_questions():
     pairs = make_pairs(DEV, 50, 80, seed=2)
     cosines = np.linspace(0.5, 1, len(pairs))
-    ours, cosine, _ = (matcher.score(pairs, cosines) for matcher in MATCHERS)
+    ours, cosine, guarded, _ = (matcher.score(pairs, cosines) for matcher in MATCHERS)
     assert np.all((ours == cosine) | (ours == REJECTED) | (ours == 1))
+    assert np.all((guarded == cosine) | (guarded == REJECTED))
+    assert np.all(guarded[ours != REJECTED] != REJECTED)
     same = np.array([pair.is_paraphrase for pair in pairs])
     assert (ours[same] != REJECTED).mean() > 0.5
     assert (ours[~same] != REJECTED).sum() == 0
@@ -168,7 +168,7 @@ def test_intervals_keep_their_width_at_shares_of_0_and_1():
 
 def test_tables_json_and_figure_have_every_matcher(done, tmp_path):
     plain = content(done, {"command": "command"})
-    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "gptcache"}
+    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", GUARDED, "gptcache"}
     fields = {
         "matcher",
         "threshold",
@@ -181,46 +181,11 @@ def test_tables_json_and_figure_have_every_matcher(done, tmp_path):
     assert {row["kind"] for row in plain["kinds"]} == {PARAPHRASE, *LOOKALIKES}
     assert threshold_table(done).row_count >= 9
     assert kind_table(done).row_count == 9
-    assert checked_table(done).row_count == len(plain["checked"]) == 1 + len(BOUNDS) + len(COSINES)
     assert matcher_curves(done).startswith(b"\x89PNG")
     assert {path.name for path in write(tmp_path / "out", done, {"command": "command"})} == {
         "lookalikes.json",
         "lookalikes.png",
     }
-
-
-def _near(count, paraphrase, cosine):
-    """Pairs that kvweave finds near: other words, with the same or another answer."""
-    pairs = [
-        Pair(
-            "any",
-            f"Who lends the amplifier to band {n}?",
-            f"Who is giving the musicians of group {n} a loan of the amp?",
-            paraphrase,
-        )
-        for n in range(count)
-    ]
-    return pairs, np.full(count, cosine)
-
-
-def test_checked_answers_keep_the_bound_that_the_other_parts_teach():
-    right, wrong = _near(600, True, 0.9), _near(300, False, 0.6)
-    cosines = np.concatenate([right[1], wrong[1]])
-    rows = {row.rule: row for row in checked_rows(right[0] + wrong[0], cosines)}
-    assert (rows["bound 0.02"].hits, rows["bound 0.02"].false_hits) == (600, 0)
-    assert rows["bound 0.02"].hit_rate == 1
-    everything = rows["cosine 0.60"]
-    assert (everything.hits, everything.false_hits, everything.error) == (600, 300, 1 / 3)
-    mixed = {row.rule: row for row in checked_rows(right[0] + wrong[0], np.full(900, 0.8))}
-    assert mixed["bound 0.30"].hits == 0, "a third of them is wrong at any similarity"
-
-
-def test_too_few_verdicts_add_nothing():
-    pairs, cosines = _near(40, True, 0.9)
-    pairs = [*pairs, Pair("role", "Who paid Anna?", "Who did Anna pay?", False)]
-    rows = {row.rule: row for row in checked_rows(pairs, np.append(cosines, 0.9))}
-    assert [rows[f"bound {bound:.2f}"].hits for bound in (0.02, 0.05)] == [0, 0]
-    assert rows["cosine 0.90"].hits == 40
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(done, tmp_path):

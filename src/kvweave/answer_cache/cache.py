@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvweave.answer_cache.english.normalize import clean_text
-from kvweave.answer_cache.entries import Entries, NewAnswer, encoded
-from kvweave.answer_cache.matching import CAPITALS, ENGLISH, Matcher, similarity
-from kvweave.answer_cache.near_misses import NearMiss, NearMisses
+from kvweave.answer_cache.entries import Entries, NewAnswer
+from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
 from kvweave.answer_cache.pairs import CANDIDATES, LEAST_COSINE, AnswerPairs
 from kvweave.answer_cache.records import (
     AnswerCacheTotals,
@@ -50,7 +49,6 @@ class AnswerCache:
         self.matcher = matcher
         self._database = database
         self._entries = Entries(database, matcher)
-        self._near = NearMisses(database)
         self.pairs = AnswerPairs(database, self._entries, matcher)
         self._invalidation = Invalidation(database, self._entries)
         self._eviction = Eviction(database, self._entries, limit_bytes)
@@ -84,67 +82,28 @@ class AnswerCache:
             settings: of the request.
             threshold: τ, 0..1; not applied to a question in the very same words.
         """
-        return self.look_up(question, vector, settings, threshold)[0]
-
-    def look_up(
-        self, question: str, vector: Callable[[], Vector], settings: AnswerSettings, threshold: float
-    ) -> tuple[CachedAnswer | None, list[NearMiss]]:
-        """Return what `find` returns; where that is None, also the answers to questions that may be the same, nearest first."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
-            return None, []
+            return None
         candidates = self._entries.candidates(question, settings)
         if candidates and candidates[0].question == clean_text(question):
-            return candidates[0], []
+            return candidates[0]
         alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
-        found, near = self._compared(question, alike, threshold)
+        found = self._first_same(question, alike, threshold)
         if found is None and self._entries.has_answers(settings):
             alike = self._entries.neighbours(question, vector(), settings, CANDIDATES, LEAST_COSINE)
-            found, near = self._compared(question, alike, threshold)
-        return found, near
+            found = self._first_same(question, alike, threshold)
+        return found
 
-    def _compared(
+    def _first_same(
         self, question: str, alike: list[tuple[CachedAnswer, float]], threshold: float
-    ) -> tuple[CachedAnswer | None, list[NearMiss]]:
-        """Return the first of some answers with their cosines whose question is the same, and those that are near."""
-        near = []
+    ) -> CachedAnswer | None:
+        """Return the first of some answers with their cosines whose question is the same, or None."""
         for candidate, cosine in alike:
             compared = self.matcher.compare(question, candidate.question, cosine, threshold)
-            found = replace(candidate, similarity=cosine, errors=compared.errors)
             if compared.sameness == "same":
-                return found, []
-            if compared.sameness == "near":
-                near.append(NearMiss(found, compared.kind, cosine))
-        return None, [miss for miss in near if not any(self._differ(miss, other) for other in near)]
-
-    def _differ(self, one: NearMiss, other: NearMiss) -> bool:
-        """Return whether two near questions differ in capitals that the asked one lacks: "mW" and "MW". Then neither is nearer."""
-        questions = one.answer.question, other.answer.question
-        return (
-            questions[0].lower() == questions[1].lower()
-            and self.matcher.compare(*questions, 1.0, 0.0).kind == CAPITALS
-        )
-
-    def remember(self, question: str, settings: AnswerSettings, miss: NearMiss) -> None:
-        """Remember a near miss of a question until `judge` is called for it."""
-        self._near.remember(clean_text(question), encoded(settings), miss)
-
-    def judge(self, question: str, settings: AnswerSettings, agrees: Callable[[str], bool]) -> None:
-        """Record about each near miss of a question whether the stored answer agrees with the question's own.
-
-        Call it in the transaction that stores the own answer. `agrees` tells it from the text of the stored one.
-        """
-        key = (encoded(settings), clean_text(question))
-        if not self._database.query("SELECT 1 FROM near_misses WHERE circumstances = ? AND asked = ?", key):
-            return  # as for most questions
-        for id_, kind, score, made_at in self._near.take(*key):
-            stored = self._entries.get(id_)
-            if stored is not None and stored.made_at_s == made_at:
-                self._near.judge(id_, key[1], kind, score, agrees(stored.text))
-
-    def may_serve(self, miss: NearMiss, bound: float) -> bool:
-        """Return whether the verdicts allow to give a near miss's answer, with at most the share `bound` of such answers wrong."""
-        return self._near.may_serve(miss, bound)
+                return replace(candidate, similarity=cosine, errors=compared.errors)
+        return None
 
     def nearest(self, vector: Vector, settings: AnswerSettings, threshold: float) -> CachedAnswer | None:
         """Return the answer to the question nearest to a vector (dimensions,), be it the same question or not.
@@ -313,7 +272,6 @@ class AnswerCache:
             hits,
             counts.bytes,
             self.limit_bytes,
-            *self._near.counts(),
         )
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
-from kvweave.answer_cache.english.alignment import are_same_keywords, likelihood
+from kvweave.answer_cache.english.alignment import are_same_keywords
 from kvweave.answer_cache.english.capitals import Doubt, doubt, is_surely_english
-from kvweave.answer_cache.english.context import question_amid, questions_in
+from kvweave.answer_cache.english.context import questions_in
 from kvweave.answer_cache.english.dates import fold_dates
 from kvweave.answer_cache.english.lexicon import lexicon
 from kvweave.answer_cache.english.mistyped import mistyped
@@ -31,7 +31,6 @@ from kvweave.answer_cache.english.veto import (
     kind_of_pair,
     limits_otherwise,
     negates_otherwise,
-    says_otherwise,
     veto,
 )
 from kvweave.answer_cache.english.words import has_symbols, split_words
@@ -44,16 +43,13 @@ Sameness = Literal["same", "near", "different"]
 """same: they ask the same. near: they may ask the same. different: they ask for something else, or nothing tells."""
 
 READING: Final = "reading"
-"""The kind of questions that are read alike; below τ they are near."""
+"""The kind of questions that are read alike."""
 
 CAPITALS: Final = "capitals"
 """The kind of questions that differ, or may differ, in the meaning that capitals give to a word."""
 
-NEAR_LIKELIHOOD: Final = 0.54
-"""Questions that less likely ask the same are not near."""
-
 _LEAST_COSINE: Final = 0.35
-"""Questions that are less similar are not near, whatever their words."""
+"""Keywords that are less similar to a question are not the same, whatever their words."""
 
 _REMEMBERED: Final = 4096
 """For how many questions what is found out about their words is kept: the same stored ones are compared again and again."""
@@ -144,10 +140,8 @@ class EnglishMatcher:
         between = doubt(clean_text(question), clean_text(other))
         if between is Doubt.MEANING:
             return Comparison("different", CAPITALS)
-        if between is Doubt.GRAMMAR:
+        if between is not Doubt.NONE and compared.sameness == "same":
             return Comparison("near", CAPITALS, compared.errors)
-        if between is Doubt.NAME and compared.sameness == "same":
-            return Comparison("near", READING, compared.errors)
         return compared
 
     def _without_capitals(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
@@ -160,11 +154,7 @@ class EnglishMatcher:
             unlike = _unread_difference(question, other)
         if unlike is None and cosine >= threshold:
             return Comparison("same", READING)
-        compared = self._by_words(question, other, cosine, threshold, unlike)
-        if compared.sameness == "same" or unlike is not None or one.asks == EXACT or cosine < _LEAST_COSINE:
-            return compared
-        differs = says_otherwise(clean_text(question), clean_text(other))
-        return compared if differs else Comparison("near", READING)
+        return self._by_words(question, other, cosine, threshold, unlike)
 
     def _by_words(
         self, question: str, other: str, cosine: float, threshold: float, unlike: str | None
@@ -208,12 +198,10 @@ def _compared(first: str, second: str, cosine: float, threshold: float) -> Compa
                 return Comparison("same", kind, errors)
     if first != second and _in_charge(first) == _in_charge(second) != "":
         return Comparison("same", "wording")
-    if _asked_amid(first, second) or _asked_amid(second, first):
-        return Comparison("near", "context")
-    return _nearness(questions_in(first)[-1], questions_in(second)[-1], cosine)
+    return _nearness(questions_in(first)[-1], questions_in(second)[-1], cosine, threshold)
 
 
-def _nearness(first: str, second: str, cosine: float) -> Comparison:
+def _nearness(first: str, second: str, cosine: float, threshold: float) -> Comparison:
     """Compare two cleaned questions in other words."""
     differs = certain_veto(first, second)
     if differs is not None or cosine < _LEAST_COSINE:
@@ -221,9 +209,10 @@ def _nearness(first: str, second: str, cosine: float) -> Comparison:
     kind = kind_of_pair(first, second)
     if kind == "keywords" and are_same_keywords(first, second):
         return Comparison("same", kind)
-    if likelihood(first, second, cosine) >= NEAR_LIKELIHOOD:
+    differs = veto(first, second)
+    if differs is None and cosine >= threshold:
         return Comparison("near", kind)
-    return Comparison("different", veto(first, second) or "distance")
+    return Comparison("different", differs or "distance")
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -238,12 +227,6 @@ def _in_charge(text: str) -> str:
         return ""
     words = found[1].casefold().split()
     return " ".join(words) if words[-1].removeprefix("re") in _TASKS or words[-1] in _TASKS else ""
-
-
-def _asked_amid(text: str, other: str) -> bool:
-    """Return whether the only question of a text of several sentences is another text, word for word but for errors."""
-    core = question_amid(text)
-    return bool(core) and _same_words(core, other, near=False) is not None
 
 
 ENGLISH: Final[Matcher] = EnglishMatcher()

@@ -112,10 +112,7 @@ class PendingQuestion:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCacheTotals:
-    """Counts: questions, those with an answer, those waiting for one, answers given from the cache; and sizes.
-
-    `near_…` counts questions that were near a stored one: those whose answers are still to be compared, and the verdicts.
-    """
+    """Counts: questions, those with an answer, those waiting for one, answers given from the cache; and sizes."""
 
     questions: int
     answered: int
@@ -123,6 +120,3 @@ class AnswerCacheTotals:
     given: int
     bytes: int
     limit_bytes: int
-    near_waiting: int
-    near_confirmed: int
-    near_refuted: int

@@ -10,17 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
 from kvweave.answer_cache.evidence import WORD
-from kvweave.answer_cache.matching import READING, plain_words
-from kvweave.answer_cache.near_misses import NearMiss
+from kvweave.answer_cache.matching import plain_words
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
-from kvweave.answering.agreement import agree, says_whether, support
+from kvweave.answering.agreement import says_whether
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
@@ -40,12 +38,6 @@ Sentence encoders give texts about other things about 0 to 0.15. One whose cosin
 never fewer.
 """
 
-_MOST_NEAR: Final = 4
-"""How many near misses are looked at, to find one that is still valid."""
-
-_LEAST_SUPPORT: Final = 0.9
-"""The share of an answer's content words that the chunks hold which another question retrieves too."""
-
 _SEARCHED: Final = 5
 """In how many chunks a word is looked for."""
 
@@ -63,7 +55,6 @@ class CachedAnswers:
         reranker: the model that orders found chunks again; answers made under another one cannot be checked.
         budget: records what background work was worth; None records nothing.
         waited_s: gives the seconds for which an answer that is computed ahead has yielded to requests.
-        error_bound: the share of answers to questions that are near but not certainly the same that may be wrong; 0 gives none.
         accepts: says whether a computed answer is stored; None stores all.
     """
 
@@ -75,7 +66,6 @@ class CachedAnswers:
     reranker: str | None = None
     budget: BackgroundBudget | None = None
     waited_s: Callable[[], float] = lambda: 0.0
-    error_bound: float = 0.0
     accepts: Callable[[Answer], bool] | None = None
 
     def find(
@@ -86,7 +76,7 @@ class CachedAnswers:
         An answer that was made from fewer chunks than are asked for now is valid too if the others do not bear on the
         question; it is then stored under `answer_settings`.
         """
-        found, near = self.answers.look_up(question, vector, answer_settings, self.threshold)
+        found = self.answers.find(question, vector, answer_settings, self.threshold)
         if found is not None:
             return found if self._is_valid(found) and not self._is_another(found, question) else None
         for narrower in self.answers.narrower(answer_settings):
@@ -97,46 +87,7 @@ class CachedAnswers:
                 with _logged_only():
                     return self.answers.move(found, answer_settings)
                 return found
-        return self._checked(question, vector, answer_settings, near)
-
-    def _checked(
-        self,
-        question: str,
-        vector: Callable[[], Vector],
-        answer_settings: AnswerSettings,
-        near: Sequence[NearMiss],
-    ) -> CachedAnswer | None:
-        """Return the nearest valid answer that may be the question's, if it passes its checks; remember it to be judged.
-
-        The checks: the verdicts on earlier answers allow it, and what the question retrieves holds the answer. Of the questions that
-        are read alike, which come first, several are tried; of the others, the nearest.
-        """
-        alike = [miss for miss in near if miss.kind == READING]
-        others = [miss for miss in near if miss.kind != READING]
-        for miss in [*alike[:_MOST_NEAR], *others[:_MOST_NEAR]]:
-            if not self._is_valid(miss.answer) or self._is_another(miss.answer, question):
-                continue
-            served = self.answers.may_serve(miss, self.error_bound) and self._is_held(
-                miss.answer, question, vector()
-            )
-            with _logged_only():
-                self.answers.remember(question, answer_settings, miss)
-            if served:
-                return miss.answer
-            if miss.kind != READING:
-                return None
         return None
-
-    def _is_held(self, found: CachedAnswer, question: str, vector: Vector) -> bool:
-        """Return whether another question retrieves chunks that the answer was made from, and these hold the answer."""
-        visible = self.documents.visible_versions()
-        chunks = self.index().search(question, vector, found.settings.top_k, visible)
-        texts = [
-            chunk.text
-            for chunk, name in zip(chunks, chunk_names(chunks), strict=True)
-            if name in found.chunks
-        ]
-        return support(found.text, texts) >= _LEAST_SUPPORT
 
     def _is_another(self, found: CachedAnswer, question: str) -> bool:
         """Return whether an answer is seen to be none to a question that is taken for its own.
@@ -207,7 +158,6 @@ class CachedAnswers:
                 )
                 kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
-                self.answers.judge(question, answer_settings, partial(agree, answer.text))
                 if stored and not asked and self.budget is not None:
                     self.budget.add_worth(Worth(entries=1))
 

@@ -202,12 +202,6 @@ def print_savings(found: dict[str, Any]) -> None:
         f"answers: {answers['answered']:,} of {answers['questions']:,} questions, {answers['waiting']:,} waiting, given "
         f"{answers['given']:,} times; {amount(answers['bytes'])} of {amount(answers['limit_bytes'])}"
     )
-    near = [answers[f"near_{name}"] for name in ("waiting", "confirmed", "refuted")]
-    if any(near):
-        waiting, confirmed, refuted = near
-        STDOUT.print(
-            f"near questions: {confirmed:,} had the same answer, {refuted:,} another, {waiting:,} to be compared"
-        )
     kept = sum(predictions["predicted"].values())
     if kept or predictions["dropped"]:
         by_origin = ", ".join(

@@ -224,7 +224,6 @@ def lookalikes_command(
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave.embedding import TextEncoder
     from kvweave_lab.eval.question_matching import (
-        checked_table,
         content,
         evaluate_matchers,
         kind_table,
@@ -245,7 +244,6 @@ def lookalikes_command(
         return
     STDOUT.print(threshold_table(done))
     STDOUT.print(kind_table(done))
-    STDOUT.print(checked_table(done))
     bench.print_paths(files)
 
 

@@ -1,7 +1,7 @@
 """Hit rates of every matcher at every threshold, on paraphrases and on look-alikes, and the report of them.
 
-A matcher decides by a score and a threshold whether two questions share an answer: kvweave's, plain cosine and
-GPTCache's rule. All of them get the same vectors.
+A matcher decides by a score and a threshold whether two questions share an answer: kvweave's, plain cosine, cosine behind
+kvweave's guard, and GPTCache's rule. All of them get the same vectors.
 """
 
 import math
@@ -22,7 +22,6 @@ from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest
 from kvweave.state.knowledge_base_state import Progress, no_progress
-from kvweave_lab.eval.checked_matching import CheckedRow, checked_rows, near_pairs
 from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
@@ -39,8 +38,8 @@ THRESHOLDS: Final = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
 REJECTED: Final = -1.0
 """The score of a pair that every threshold rejects."""
 OURS: Final = "kvweave"
-NEAR: Final = "kvweave, near too"
-"""What would be accepted with all that is near, though kvweave gives that only after a check."""
+GUARDED: Final = "cosine, guarded"
+"""Cosine, of pairs in which kvweave's guard finds no difference. kvweave calls these pairs near and serves none of them."""
 _Z: Final = 1.959964  # of a 95 % interval
 _BATCH: Final = 512
 
@@ -87,7 +86,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class MatchingResult:
-    """Results of an evaluation: its settings, rows by threshold, rows by kind and threshold, and what checks add.
+    """Results of an evaluation: its settings, rows by threshold, and rows by kind and threshold.
 
     `pool` is where the pairs come from: a split, or a file.
     """
@@ -99,7 +98,6 @@ class MatchingResult:
     lookalikes: int
     rows: tuple[MatcherRow, ...]
     kinds: tuple[KindRow, ...]
-    checked: tuple[CheckedRow, ...]
 
     def default(self, matcher: str) -> MatcherRow:
         """Return a matcher's row at its default threshold."""
@@ -131,13 +129,8 @@ def evaluate_matchers(
         scores = matcher.score(pairs, cosines)
         rows += _rows(matcher, pairs, scores)
         for threshold in sorted({*_SHOWN, matcher.threshold}):
-            kinds += _kinds(matcher, matcher.name, threshold, pairs, scores >= threshold)
-        if matcher.name == OURS:
-            kinds += _kinds(matcher, NEAR, matcher.threshold, pairs, near_pairs(pairs, cosines))
-    checked = tuple(checked_rows(pairs, cosines))
-    return MatchingResult(
-        pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds), checked
-    )
+            kinds += _kinds(matcher, threshold, pairs, scores >= threshold)
+    return MatchingResult(pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds))
 
 
 def text_cosines(
@@ -175,14 +168,19 @@ def _rows(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[Match
 
 
 def _kinds(
-    matcher: Matcher, name: str, threshold: float, pairs: Sequence[Pair], hits: NDArray[np.bool_]
+    matcher: Matcher, threshold: float, pairs: Sequence[Pair], hits: NDArray[np.bool_]
 ) -> list[KindRow]:
-    """Return a row for each kind of pair, under `name`."""
+    """Return a row for each kind of pair."""
     named = np.array([pair.kind for pair in pairs])
     default = threshold == matcher.threshold
     return [
         KindRow(
-            name, threshold, default, str(kind), int((named == kind).sum()), int(hits[named == kind].sum())
+            matcher.name,
+            threshold,
+            default,
+            str(kind),
+            int((named == kind).sum()),
+            int(hits[named == kind].sum()),
         )
         for kind in dict.fromkeys(pair.kind for pair in pairs)
     ]
@@ -207,6 +205,12 @@ def _kvweave(pairs: Sequence[Pair], cosines: Scores) -> Scores:
     return np.array([score(pair, float(cosine)) for pair, cosine in zip(pairs, cosines, strict=True)])
 
 
+def _guarded(pairs: Sequence[Pair], cosines: Scores) -> Scores:
+    """Return the cosine of pairs in which the guard finds no difference, REJECTED for others."""
+    passed = [ENGLISH.compare(pair.asked, pair.cached, 1.0, 0.0).sameness != "different" for pair in pairs]
+    return np.where(passed, cosines, REJECTED)
+
+
 def _cosine(pairs: Sequence[Pair], cosines: Scores) -> Scores:
     return cosines
 
@@ -219,6 +223,7 @@ def _gptcache(pairs: Sequence[Pair], cosines: Scores) -> Scores:
 MATCHERS: Final = (
     Matcher(OURS, AnswersConfig().answer_threshold, _kvweave),
     Matcher("cosine", AnswersConfig().answer_threshold, _cosine),
+    Matcher(GUARDED, AnswersConfig().answer_threshold, _guarded),
     Matcher("gptcache", 0.8, _gptcache),
 )
 """The first is kvweave's. GPTCache embeds with another model by default (paraphrase-albert). Here its rule and its
@@ -248,7 +253,6 @@ def content(done: MatchingResult, environment: dict[str, Any]) -> dict[str, Any]
         },
         "rows": [flatten(row) for row in done.rows],
         "kinds": [asdict(row) for row in done.kinds],
-        "checked": [asdict(row) for row in done.checked],
     }
 
 
@@ -281,15 +285,6 @@ def kind_table(done: MatchingResult) -> Table:
         rows = [row for row in default if row.kind == kind]
         shares = [f"{row.accepted / row.pairs:.1%}" for row in rows]
         table.add_row(kind, f"{rows[0].pairs:,}", *shares)
-    return table
-
-
-def checked_table(done: MatchingResult) -> Table:
-    """Return what kvweave would add after a check, by the least cosine and by the bound on errors."""
-    table = text_table(("near pairs", "hits", "false hits", "error", "hit_rate", "false_hit_rate"))
-    for row in done.checked:
-        rates = f"{row.error:.1%}", f"{row.hit_rate:.1%}", f"{row.false_hit_rate:.2%}"
-        table.add_row(row.rule, f"{row.hits:,}", f"{row.false_hits:,}", *rates)
     return table
 
 

@@ -1,16 +1,9 @@
-"""How likely two questions ask the same, by which words of one belong to words of the other; learned from pairs of questions.
+"""Tells whether keywords ask what a question asks, by which words of one belong to words of the other."""
 
-`lab/experiments/near_questions.py` made the weights. They never treat different wording as evidence of the same meaning, although it is
-one in most datasets: look-alikes there are made by changing one word. Nor do they tell a look-alike that is reworded too, of which
-about a tenth passes. So what is likely is near, and not the same.
-"""
-
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvweave.answer_cache.english.veto import DOUBTS, Question, doubts, read
+from kvweave.answer_cache.english.veto import Question, read
 from kvweave.answer_cache.english.veto_words import COUNTED, GENERIC, MEASURED, UNITS
 from kvweave.answer_cache.english.wordnet import Relation, relation
 
@@ -23,15 +16,6 @@ _RELATIONS: Final = frozenset(
 """Words that relate others, which may belong to either."""
 _FEWEST: Final = 2
 MEASURES: Final = frozenset(MEASURED.values()) - {"count", "name"}
-
-FEATURES: Final = (
-    *("cosine", "cosine above 0.6", "derived", "synonyms", "numbers", "a question word in both", "words"),
-    *DOUBTS,
-)
-"""What the weights are for, in order."""
-
-_WEIGHTS: Final = (1.36, 1.22, 3.95, 2.65, 0.74, -1.05, 0.03, -0.43, -0.80, 0.00, -0.04, -1.25, -2.88)
-_CONSTANT: Final = -1.31
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +54,6 @@ def _relation(one: str, other: str) -> Relation:
     return relation(one, other)
 
 
-def features(one: str, other: str, cosine: float) -> list[float]:
-    """Return the values of FEATURES for two cleaned questions; symmetric."""
-    first, second = read(one), read(other)
-    aligned = align(first, second)
-    size = max(1, len(first.written) + len(second.written))
-    doubted = doubts(first, second)
-    return [
-        *(cosine, max(cosine, 0.6)),
-        *(2 * aligned.pairs[each] / size for each in (Relation.DERIVED, Relation.SYNONYM)),
-        *(bool(first.numbers and second.numbers), bool(first.asks and second.asks), size),
-        *(name in doubted for name in DOUBTS),
-    ]
-
-
 def are_same_keywords(one: str, other: str) -> bool:
     """Return whether one of two cleaned questions has no question word, and either has all content words of the other and no more.
 
@@ -117,14 +87,3 @@ def _is_counted(one: Question, other: Question) -> bool:
     asking, keywords = (one, other) if one.asks else (other, one)
     units = {f"of {unit}" for unit in UNITS & set(keywords.words)} & asking.asks
     return bool(units) or ("of" in keywords.texts and not {"number", "count"}.isdisjoint(keywords.texts))
-
-
-def likelihood(one: str, other: str, cosine: float) -> float:
-    """Return how likely two cleaned questions ask the same, 0..1; symmetric. Assumes that no veto tells them apart."""
-    return weighed(features(one, other, cosine))
-
-
-def weighed(values: Sequence[float]) -> float:
-    """Return the likelihood that the values of FEATURES give, 0..1."""
-    total = _CONSTANT + sum(weight * value for weight, value in zip(_WEIGHTS, values, strict=True))
-    return 1 / (1 + math.exp(-total))

@@ -66,28 +66,6 @@ def _without_context(text: str) -> str:
     return core[:1].upper() + core[1:]
 
 
-@lru_cache(maxsize=4096)
-def question_amid(text: str) -> str:
-    """Return the only question of a cleaned text of several sentences, whatever the others say, if that may not matter; or nothing.
-
-    It may matter for certain where they hold a number, a name, a negation or a correction, or the question refers to them.
-    """
-    sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence]
-    asked = [sentence for sentence in sentences if sentence.endswith("?")]
-    if len(sentences) > 4 or len(asked) != 1:
-        return ""
-    core = asked[0]
-    contexts = [sentence for sentence in sentences if sentence != core]
-    if before := _BEFORE_COLON.match(core):
-        contexts.append(before[1])
-        core = core[before.end() :]
-    said = {word for context in contexts for word in _words(context)}
-    named = any(_NAME_OR_NUMBER.search(context) for context in contexts)
-    if not contexts or named or not said.isdisjoint(_DECISIVE) or not _MEANT.isdisjoint(_words(core)):
-        return ""
-    return core[:1].upper() + core[1:]
-
-
 def _changes_nothing(context: str, core: str) -> bool:
     """Return whether a context is about asking alone, and the question does not refer to it."""
     words, asked = (set(_words(part)) for part in (context, core))

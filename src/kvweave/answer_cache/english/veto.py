@@ -144,11 +144,6 @@ def certain_veto(one: str, other: str) -> str | None:
     return next((name for name, differs in _CHECKS if name not in DOUBTS and differs(first, second)), None)
 
 
-def doubts(first: Question, second: Question) -> frozenset[str]:
-    """Return those of DOUBTS that there are about two questions."""
-    return frozenset(name for name, differs in _CHECKS if name in DOUBTS and differs(first, second))
-
-
 def says_otherwise(one: str, other: str) -> bool:
     """Return whether a difference that changes the answer is seen in two cleaned questions, not merely too little in common."""
     first, second = read(one), read(other)

@@ -109,7 +109,7 @@ _OF_KNOWLEDGE_BASE: Final = ("model", "dtype", "weights", "embedding_model", "sy
 """Settings whose default is what the knowledge base was made with: the server refuses a knowledge base of another."""
 
 _OF_PROCESS: Final = (
-    "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes", "answer_error_bound",
+    "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes",
     "check_answers",
 )  # fmt: skip
 _OF_MACHINE: Final = ("device", "shared")
