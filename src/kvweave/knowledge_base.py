@@ -301,8 +301,7 @@ class KnowledgeBase:
                 neither.
             generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
                 probabilities is not kept as the answer.
-            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. An instruction turns the
-                cache off, and so do earlier messages for a question that leans on them; see `stands_alone`.
+            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. Either turns the cache off.
 
         Raises:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.

@@ -14,7 +14,6 @@ from typing import Final
 from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.entries import Entries, NewAnswer
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
-from kvweave.answer_cache.pairs import CANDIDATES, LEAST_COSINE, AnswerPairs
 from kvweave.answer_cache.records import (
     AnswerCacheTotals,
     AnswerProvenance,
@@ -26,6 +25,12 @@ from kvweave.answer_cache.records import (
 )
 from kvweave.database import Database
 from kvweave.results import Source
+
+_CANDIDATES: Final = 8
+"""How many of the nearest stored questions are compared with a new one word by word."""
+
+_LEAST_COSINE: Final = 0.4
+"""Stored questions below are not compared, unless they have almost the same letters."""
 
 _RECENT_QUESTIONS: Final = 2048
 """How many questions `AnswerCache.nearest` compares: that takes a few milliseconds."""
@@ -49,7 +54,6 @@ class AnswerCache:
         self.matcher = matcher
         self._database = database
         self._entries = Entries(database, matcher)
-        self.pairs = AnswerPairs(database, self._entries, matcher)
         self._invalidation = Invalidation(database, self._entries)
         self._eviction = Eviction(database, self._entries, limit_bytes)
 
@@ -91,7 +95,7 @@ class AnswerCache:
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
         if found is None and self._entries.has_answers(settings):
-            alike = self._entries.neighbours(question, vector(), settings, CANDIDATES, LEAST_COSINE)
+            alike = self._entries.neighbours(question, vector(), settings, _CANDIDATES, _LEAST_COSINE)
             found = self._first_same(question, alike, threshold)
         return found
 

@@ -49,7 +49,7 @@ class Asker:
         `question_context` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
         question, chunks = self.checked(question)
-        if not _is_all(question, question_context):
+        if question_context.earlier or question_context.instruction:  # they may change the answer
             call = replace(call, cache="off")
         system = self.metadata.system
         vector = cache(lambda: self.components.encoder.encode([question])[0])
@@ -122,16 +122,6 @@ class Asker:
         # A terminal may hand over broken bytes.
         text = question.encode("utf-8", "replace").decode("utf-8")
         return text, sum(document.chunks for document in documents)
-
-
-def _is_all(question: str, question_context: QuestionContext) -> bool:
-    """Return whether a question means the same without what goes with it, so that the answer cache may be used."""
-    if question_context.earlier:
-        from kvweave.answering.standalone import stands_alone
-
-        earlier = "\n".join(message.text for message in question_context.earlier)
-        return not question_context.instruction and stands_alone(question, earlier)
-    return not question_context.instruction
 
 
 NOT_FOUND: Final = "The documents do not say."

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
+from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.evidence import WORD
-from kvweave.answer_cache.matching import plain_words
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
-from kvweave.answering.agreement import says_whether
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
@@ -78,24 +76,16 @@ class CachedAnswers:
         """
         found = self.answers.find(question, vector, answer_settings, self.threshold)
         if found is not None:
-            return found if self._is_valid(found) and not self._is_another(found, question) else None
+            return found if self._is_valid(found) and not self.are_words(found) else None
         for narrower in self.answers.narrower(answer_settings):
             found = self.answers.find(question, vector, narrower, self.threshold)
-            if found is None or self._is_another(found, question):
+            if found is None or self.are_words(found):
                 continue
             if self._has_same_evidence(found, answer_settings.top_k):
                 with _logged_only():
                     return self.answers.move(found, answer_settings)
                 return found
         return None
-
-    def _is_another(self, found: CachedAnswer, question: str) -> bool:
-        """Return whether an answer is seen to be none to a question that is taken for its own.
-
-        Where typing errors are words, or where it says yes ("Is it known who won?") and the question asks for more.
-        """
-        silent = says_whether(found.text) and plain_words(clean_text(question)) != plain_words(found.question)
-        return self.are_words(found) or (silent and normalize(question).asks not in ("whether", EXACT))
 
     def are_words(self, found: CachedAnswer) -> bool:
         """Return whether what was taken for a typing error (`found.errors`) is a word of the documents."""
@@ -160,13 +150,6 @@ class CachedAnswers:
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
                 if stored and not asked and self.budget is not None:
                     self.budget.add_worth(Worth(entries=1))
-
-    def queue(self, question: str, vector: Vector, answer_settings: AnswerSettings) -> None:
-        """Queue a question for an answer of its own: it was answered where more was said than the question."""
-        with _logged_only(), self.answers.transaction():
-            if self.predictions is not None:
-                self.predictions.record_question(clean_text(question))
-            self.answers.add_asked(question, vector, answer_settings)
 
     def unchecked(self) -> Iterator[CachedAnswer]:
         """Yield the answers that `refresh` would check."""

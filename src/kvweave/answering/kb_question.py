@@ -64,14 +64,8 @@ class KBQuestion:
         return Assembled(prompt, sources, drafts, retrieve_s, without_vector)
 
     def keep(self, answer: Answer) -> None:
-        """Put the answer into the answer cache, unless the options say otherwise.
-
-        Behind earlier messages the question is queued instead: the model has seen those too.
-        """
+        """Put the answer into the answer cache, unless the options say otherwise."""
         settings = self.options.answer_settings
-        if settings is not None and self.question_context.earlier:
-            self.cached.queue(self.question, self.vector(), settings)
-            return
         cut = answer.finish_reason == "length" and not self.options.keep_cut
         if settings is not None and self.origin is not None and not cut:
             self.cached.keep(self.question, self.vector(), settings, answer, self.origin)

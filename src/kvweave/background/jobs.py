@@ -17,7 +17,6 @@ from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
 from kvweave.background.calibration import Calibrator
-from kvweave.background.contradictions import Contradictions, Group
 from kvweave.background.paraphrases import Paraphraser
 from kvweave.background.planning import PrecomputeExtent, PredictFromHistory, Summarise, precompute_extent
 from kvweave.background.precompute import Precomputer
@@ -35,7 +34,6 @@ from kvweave.state.metadata import KBMetadata
 JobKind: TypeAlias = Literal[
     "refresh",
     "answers",
-    "contradiction",
     "calibration",
     "population",
     "conversion",
@@ -107,14 +105,12 @@ class JobSource:
         self._yield_to_requests = yield_to_requests
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AnswerSettings]] | None = None
-        self._contradictions = Contradictions(self._cached, budget)
-        self._to_settle: list[Group] | None = None
 
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
 
-        First what users wait for: the check of answers after documents came in (refresh), questions that lack a valid answer
-        (answers), and answers that contradict each other (contradiction). Then what `auto` stands for, by which all others are
+        First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
+        answer (answers). Then what `auto` stands for, by which all others are
         computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
         before (conversion, PerCache §4.3.3). Then other wordings of answered questions (paraphrase) and new predictions
         (abstract, prediction). Last, evicted KV, if the store's limit was raised (restoration). Predictions that do not pay are
@@ -125,7 +121,6 @@ class JobSource:
         kinds = (
             self._refresh,
             self._answers,
-            self._contradiction,
             self._calibration,
             self._population,
             self._conversion,
@@ -162,21 +157,6 @@ class JobSource:
 
     def _answers(self) -> Job | None:
         return self._pending("answers", _ASKED, self._answer)
-
-    def _contradiction(self) -> Job | None:
-        if self._to_settle is None:
-            self._to_settle = self._contradictions.groups(self._yield_to_requests)
-        if not self._to_settle:
-            return None
-        left, group = len(self._to_settle), self._to_settle.pop(0)
-        key = ("contradiction", *(each.id for each in group))
-        return Job("contradiction", group[0].question, key, left, partial(self._settle, group))
-
-    def _settle(self, group: Group) -> None:
-        """Put each question of a group to the model again; then one answer stays."""
-        for each in group:
-            self._precomputer.answer(each.question, each.settings)
-        self._contradictions.settle(group)
 
     def _calibration(self) -> Job | None:
         step = None if self._calibrator is None else self._calibrator.next_if_due()

@@ -1,8 +1,6 @@
 """The conversations of a knowledge base: opens them, and finds chunks and answers for their turns.
 
-A question that stands alone uses the answer cache. If the cache has no answer, one is computed. In the first turn it is stored; in
-later turns the question is queued, because the model also saw the conversation. A question that leans on the conversation never
-reaches the cache.
+The first turn uses the answer cache, as `KnowledgeBase.ask` does. Later turns do not: what was said before may change the answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +13,6 @@ from kvweave.answering.cached_answers import KeptAnswer, provenance
 from kvweave.answering.generation import Decoded
 from kvweave.answering.kb_question import reading_order, sources_of
 from kvweave.answering.pipeline import prefill_turn
-from kvweave.answering.standalone import stands_alone
 from kvweave.chat.conversation import Conversation, ConversationSettings, start_over
 from kvweave.decode.settings import OffloadSettings
 from kvweave.index.documents import version_of
@@ -51,9 +48,8 @@ class Conversations:
         question = self.asker.checked(question)[0]
         encoder = self.asker.components.encoder
         vector = cache(lambda: encoder.encode([question])[0])
-        alone = stands_alone(question, conversation.text)
         # Those that `KnowledgeBase.ask` looked a question up under when the conversation was opened: its recipe stays.
-        settings = conversation.settings.answer_settings if alone else None
+        settings = conversation.settings.answer_settings if conversation.is_empty else None
         if settings is not None:
             settings = replace(settings, top_k=self.asker.settings.top_k(top_k))
         found = None if settings is None else self.asker.cached.find(question, vector, settings)
@@ -77,7 +73,7 @@ class Conversations:
         top_k: int | None,
         settings: AnswerSettings | None,
     ) -> Iterator[str]:
-        cached, first = self.asker.cached, conversation.is_empty
+        cached = self.asker.cached
         epoch = cached.answers.epoch  # before the search: a document that comes in later makes the answer old
         ranked = self.asker.ranked(question, top_k, vector)
         found, decoded = reading_order(ranked), Decoded()
@@ -85,8 +81,5 @@ class Conversations:
         yield from conversation.send(question, [chunk.text for chunk in found], decoded, versions)
         if settings is None or decoded.missing_answer:
             return
-        if first:
-            kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
-            cached.keep(question, vector(), settings, kept, provenance(ranked, epoch))
-        else:
-            cached.queue(question, vector(), settings)
+        kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
+        cached.keep(question, vector(), settings, kept, provenance(ranked, epoch))

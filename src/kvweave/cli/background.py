@@ -19,7 +19,6 @@ TITLES = {
     "preparation": "chunks prepared",
     "refresh": "checks of answers after documents came in",
     "answers": "questions answered again",
-    "contradiction": "contradictory answers settled",
     "calibration": "steps of calibration",
     "population": "predicted questions computed ahead",
     "conversion": "answers decoded from stored KV",
