@@ -9,31 +9,30 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvweave.languages import function_word_counts, language_of
+from kvweave.text import WORD, content_stems, content_words, is_negated, lower_words, names, stem, stems
 
 NEAR_DUPLICATE_COSINE: Final = 0.97
 """Least cosine of questions that differ in a word or two only, provided they contain the same names and numbers."""
 
-WORD: Final = re.compile(r"\w+(?:[.,:/-]\d+)*")
-"""A word, or a number with what is inside it, such as 1,200 or 14:30."""
+ASKING: Final = frozenset(
+    """time hour date day weekday month year place location reason price cost person people name number age size height distance weight speed
+    width depth length duration frequency amount
+    start begin end finish leave depart arrive happen occur need require show become mean use find get give take make keep hold
+    call include contain offer decide choose plan schedule describe explain mention say tell know
+    old big tall high far heavy fast wide deep long often many""".split()
+)
+"""Words that a question may have although the documents do not."""
 
 _BULLET: Final = re.compile(r"^\s*(?:[-*•–]+|\(?\d{1,2}[.):]|[Qq](?:uestion)?\s*\d{0,2}\s*[.:)])\s*")
 _AROUND: Final = " \t\"'*_`“”‘’"
 _MIN_WORDS, _MAX_WORDS = 3, 40  # of a question
-_NEGATIONS: Final = frozenset("no not never nobody nothing none without neither nor".split())
 _PRONOUNS: Final = frozenset("he she they him them his her their this these those".split())
-_STOP_WORDS: Final = frozenset(
-    """s t a about after all an and any are as at be been before by can could did do does for from had has have how i if in
-    into is it its many me much my of on or our she should some than that the their them there these they this those to
-    one ones us was we were what when where which while who whom whose why will with would you your he his her""".split()
-)
-_ENDING: Final = re.compile(r"(?:ies|ing|es|ed|s|e|y)$")
 _SENTENCE_END: Final = re.compile(r"[.!?\n]+(?=\s|$)")
 _MAX_LOOP_WORDS: Final = 12
 _MOST_TIMES: Final = 2  # that one content word occurs in a question
 _MOST_DOUBLED: Final = 1 / 3  # of the sentences of a summary
 _MOST_UNKNOWN: Final = 1 / 3  # of the content words of a summary
 _LEAST_SUPPORTED: Final = 0.7  # of the content words of an answer
-_MIN_STEM_LETTERS: Final = 3  # words up to this length have no ending to strip
 _NO_ANSWER: Final = re.compile(
     r"""\b(?:(?:is|are|was|were|does|do|did)(?:\s+not|n['’]t)\s+(?:\w+\s+){0,2}?
             (?:mention|state|specif|provide|given|contain|say|include|indicate|available|clear)\w*
@@ -65,12 +64,11 @@ def is_near_duplicate(one: str, other: str, cosine: float) -> bool:
 
 def is_answerable(question: str, chunks: Iterable[str]) -> bool:
     """Return whether the chunks contain every name and number of the question, and one of its other content words."""
-    words = {word.casefold() for chunk in chunks for word in WORD.findall(chunk)}
-    names = _names(question)
-    content = {word.casefold() for word in WORD.findall(question)} - _STOP_WORDS - _NEGATIONS - names
+    words, named = lower_words(chunks), names(question)
+    content = content_words(question) - named
     if not content:
-        return bool(names) and names <= words
-    return names <= words and bool(set(map(_stem, content)) & set(map(_stem, words)))
+        return bool(named) and named <= words
+    return named <= words and bool(set(map(stem, content)) & set(map(stem, words)))
 
 
 def keeps_decisive_words(one: str, other: str) -> bool:
@@ -86,33 +84,33 @@ def repeats(text: str) -> bool:
         " ".join(WORD.findall(part)).casefold() for part in _SENTENCE_END.split(text) if part.strip()
     ]
     if len(sentences) == 1:
-        content = Counter(word for word in sentences[0].split() if word not in _STOP_WORDS)
+        said = content_words(sentences[0])
+        content = Counter(word for word in sentences[0].split() if word in said)
         return max(content.values(), default=0) > _MOST_TIMES
     return len(sentences) - len(set(sentences)) > len(sentences) * _MOST_DOUBLED
 
 
 def is_unclear(question: str) -> bool:
     """Return whether a question is about a person or thing that it does not name: "When did he leave?"."""
-    words = {word.casefold() for word in WORD.findall(question)}
-    return not words.isdisjoint(_PRONOUNS) and not _names(question)
+    return not _PRONOUNS.isdisjoint(lower_words([question])) and not names(question)
 
 
 def unknown_words(text: str, chunks: Iterable[str]) -> frozenset[str]:
     """Return the content words of a text that occur in no chunk, in lower case and without regard to common endings."""
-    known = _stems(chunks)
-    return frozenset(word for word in _content(text) if _stem(word) not in known)
+    known = stems(chunks)
+    return frozenset(word for word in content_words(text) if stem(word) not in known)
 
 
 def is_invented(summary: str, chunks: Sequence[str]) -> bool:
     """Return whether too many content words of a summary are in none of the chunks that it is of."""
-    content = _content(summary)
+    content = content_words(summary)
     return len(unknown_words(summary, chunks)) > _MOST_UNKNOWN * len(content)
 
 
 def names_answer(question: str, answer: str) -> bool:
     """Return whether a question names the answer that it was made for, so that it asks for something else: "Who is Dr Pyne?"."""
-    stems = content_stems([answer])
-    return bool(stems) and stems <= content_stems([question])
+    said = content_stems([answer])
+    return bool(said) and said <= content_stems([question])
 
 
 def is_other_language(text: str, chunks: Iterable[str]) -> bool:
@@ -128,13 +126,12 @@ def is_supported(question: str, answer: str, chunks: Sequence[str]) -> bool:
 
     An answer that says nothing beyond it, such as a bare "yes", cannot be checked.
     """
-    asked, known = _stems([question]), _stems(chunks)
-    said = {word: _stem(word) for word in _content(answer) if _stem(word) not in asked}
-    exact = {word.casefold() for chunk in chunks for word in WORD.findall(chunk)}
-    decisive = {word for word in said if any(map(str.isdigit, word))} | (_names(answer) & said.keys())
+    asked, known, exact = stems([question]), stems(chunks), lower_words(chunks)
+    said = {word: stem(word) for word in content_words(answer) if stem(word) not in asked}
+    decisive = {word for word in said if any(map(str.isdigit, word))} | (names(answer) & said.keys())
     if not said or not decisive <= exact:
         return False
-    return sum(stem in known for stem in said.values()) >= _LEAST_SUPPORTED * len(said)
+    return sum(each in known for each in said.values()) >= _LEAST_SUPPORTED * len(said)
 
 
 def is_non_answer(answer: str) -> bool:
@@ -153,32 +150,6 @@ def _loops(words: Sequence[str]) -> bool:
     return False
 
 
-def content_stems(texts: Iterable[str]) -> set[str]:
-    """Return the content words of texts in lower case, without the most common endings."""
-    return {_stem(word) for text in texts for word in _content(text)}
-
-
-def _content(text: str) -> set[str]:
-    return {word.casefold() for word in WORD.findall(text)} - _STOP_WORDS - _NEGATIONS
-
-
-def _stems(texts: Iterable[str]) -> set[str]:
-    return {_stem(word.casefold()) for text in texts for word in WORD.findall(text)}
-
-
-def _stem(word: str) -> str:
-    """Return a word without the most common endings, so that "owns" matches "own"."""
-    return _ENDING.sub("", word) if len(word) > _MIN_STEM_LETTERS else word
-
-
 def _decisive_words(question: str) -> tuple[frozenset[str], bool]:
     """Return the names and numbers of a question, and whether it is negative."""
-    negated = any(word.casefold() in _NEGATIONS for word in WORD.findall(question))
-    return frozenset(_names(question)), negated or "n't" in question.replace("’", "'")
-
-
-def _names(question: str) -> set[str]:
-    """Return words with a digit or with a capital inside the sentence, in lower case; "I" is not one."""
-    words = WORD.findall(question)
-    capitals = {word for word in words[1:] if word[0].isupper() and word != "I"}
-    return {word.casefold() for word in capitals | {word for word in words if any(map(str.isdigit, word))}}
+    return names(question), is_negated(question)

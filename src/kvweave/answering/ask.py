@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from kvweave.answer_cache.evidence import content_stems, is_answerable, is_non_answer, is_supported
+from kvweave.answer_cache.evidence import is_answerable, is_non_answer, is_supported
 from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.answering.answer_stream import Events, answer_from_cache
 from kvweave.answering.cached_answers import CachedAnswers
@@ -21,6 +21,7 @@ from kvweave.index.documents import DocumentTable
 from kvweave.results import Piece, Prefill
 from kvweave.state.components import Components
 from kvweave.state.metadata import KBMetadata
+from kvweave.text import content_stems
 from kvweave.types import NO_CONTEXT, Prompt, QuestionContext
 
 if TYPE_CHECKING:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.normalize import clean_text
-from kvweave.answer_cache.evidence import WORD
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
 from kvweave.errors import StoreError
@@ -22,6 +20,7 @@ from kvweave.index.documents import DocumentTable, row_id
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
 from kvweave.state.background_budget import BackgroundBudget, Worth
 from kvweave.state.knowledge_base_state import Progress, no_progress
+from kvweave.text import WORD, clean_text
 
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final, Literal, TypeAlias
 
-from kvweave.answer_cache.evidence import content_stems, is_non_answer, is_supported, repeats
+from kvweave.answer_cache.evidence import is_non_answer, is_supported, repeats
 from kvweave.answer_cache.predictions import DropReason, PredictionStore
 from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason
 from kvweave.answer_cache.worth import PredictionOrigin
@@ -30,6 +30,7 @@ from kvweave.state.background_budget import BackgroundBudget, Worth
 from kvweave.state.components import Components, RequestContext
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.state.metadata import KBMetadata
+from kvweave.text import content_stems
 
 JobKind: TypeAlias = Literal[
     "refresh",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kvweave.answer_cache.evidence import content_stems
+from kvweave.text import content_stems
 
 PASSAGE_WORDS: Final = 45
 """Words after which a passage ends with its sentence: small models lose the middle of longer notes."""

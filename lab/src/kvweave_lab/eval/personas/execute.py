@@ -19,13 +19,13 @@ from typing import Any, Final, Self
 
 import torch
 
-from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.embedding import TextEncoder
 from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionProbe, StopAtLayer
+from kvweave.text import clean_text
 from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.eval.personas.background import BackgroundRunner
 from kvweave_lab.eval.personas.corpus import UserCorpus

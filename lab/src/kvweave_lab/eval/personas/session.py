@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, Self
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
 from kvweave.config import AnswersConfig
@@ -20,6 +19,7 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.methods import recipe_named
+from kvweave.text import clean_text
 from kvweave_lab.eval.metrics import METRICS, bleu
 from kvweave_lab.eval.personas.corpus import UserCorpus
 from kvweave_lab.eval.personas.model import ModelPass, Reply, TextPath
