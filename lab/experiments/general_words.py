@@ -1,11 +1,9 @@
-"""Make the product's lists of general English words, and of words that are related, from WordNet's database files.
+"""Make the product's lists of English words from WordNet's database files.
 
     python lab/experiments/general_words.py FOLDER      # of index.noun, data.noun, noun.exc, …: Debian's package wordnet-base
 
-Writes two files beside the English reading. `general_words.xz` holds five lines of words: general words, names, irregular forms with
-their base, pairs of antonyms, and frequent words that are names too. `related_words.xz` holds three: words that texts have often, pairs
-that share a meaning which is among the first three of either, and pairs of which one is derived from the other. WordNet's licence lies
-beside them.
+Writes `general_words.xz`, six lines of words: general words, names, irregular forms with their base, pairs of antonyms, frequent words
+that are names too, and words that texts have often. WordNet's licence lies beside it.
 """
 
 import lzma
@@ -13,23 +11,21 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Final
 
-_OUTPUT: Final = Path(__file__).parents[2] / "src" / "kvweave" / "answer_cache" / "english"
+_OUTPUT: Final = Path(__file__).parents[2] / "src" / "kvweave" / "answer_cache"
 _PARTS: Final = {"noun": "n", "verb": "v", "adj": "as", "adv": "r"}
 _KINDS: Final = "nvars"
 """Parts of speech in the order of their numbers in the keys of meanings."""
 _MARKER: Final = re.compile(r"\(\w+\)$")  # of an adjective's place: "asleep(p)"
-_ANTONYM, _DERIVED = "!", ("+", "\\")
+_ANTONYM = "!"
 _OFTEN: Final = 3
 """How often WordNet's tagged texts have a word that they have often."""
-_FIRST_MEANINGS: Final = 3
 
 
 def general_words(folder: Path) -> str:
-    """Return the five lines; raises OSError if a file of WordNet is missing."""
+    """Return the six lines; raises OSError if a file of WordNet is missing."""
     sets = {(part, offset): words for part, offset, words, _ in _synsets(folder)}
     spelled = {word for words in sets.values() for word in words if word.isascii() and word.isalpha()}
     common = {word for word in spelled if word.islower()}
@@ -49,48 +45,25 @@ def general_words(folder: Path) -> str:
         if form.isascii() and form.isalpha() and base.isalpha() and form != base
     }
     return (
-        "\n".join(" ".join(sorted(words)) for words in (common, names, forms, antonyms, _homographs(folder)))
+        "\n".join(
+            " ".join(sorted(words))
+            for words in (common, names, forms, antonyms, _homographs(folder), _often(folder))
+        )
         + "\n"
     )
-
-
-def related_words(folder: Path) -> str:
-    """Return the three lines, of words that WordNet's tagged texts have; raises OSError if a file of WordNet is missing."""
-    uses = _uses(folder)
-    ranks = {
-        (part, offset, fields[0]): rank
-        for part in _PARTS
-        for line in (folder / f"index.{part}").read_text("latin1").splitlines()
-        if not line.startswith(" ")
-        for fields in [line.split()]
-        for rank, offset in enumerate(fields[-int(fields[2]) :], 1)
-    }
-    sets = {(part, offset): words for part, offset, words, _ in _synsets(folder)}
-    synonyms, derived = set(), set()
-    for part, offset, words, pointers in _synsets(folder):
-        known = [word for word in words if _is_plain(word) and uses[word]]
-        near = [word for word in known if ranks[part, offset, word] <= _FIRST_MEANINGS]
-        synonyms |= {":".join(pair) for pair in combinations(sorted(set(near)), 2)}
-        for symbol, other_part, other_offset, one, two in pointers:
-            if symbol in _DERIVED and one:
-                pair = sorted((words[one - 1], sets[other_part, other_offset][two - 1]))
-                if all(map(_is_plain, pair)) and pair[0] != pair[1] and any(uses[word] for word in pair):
-                    derived.add(":".join(pair))
-    often = {word for word, count in uses.items() if count >= _OFTEN and _is_plain(word)}
-    return "\n".join(" ".join(sorted(words)) for words in (often, synonyms, derived)) + "\n"
 
 
 def _is_plain(word: str) -> bool:
     return word.isascii() and word.isalpha() and word.islower()
 
 
-def _uses(folder: Path) -> Counter[str]:
-    """Return how often WordNet's tagged texts have each word."""
+def _often(folder: Path) -> set[str]:
+    """Return the words that WordNet's tagged texts have often."""
     uses: Counter[str] = Counter()
     for line in (folder / "cntlist.rev").read_text("latin1").splitlines():
         key, _, count = line.split()
         uses[key.partition("%")[0]] += int(count)
-    return uses
+    return {word for word, count in uses.items() if count >= _OFTEN and _is_plain(word)}
 
 
 def _homographs(folder: Path) -> set[str]:
@@ -137,10 +110,7 @@ def _synsets(folder: Path) -> Iterator[tuple[str, str, list[str], list[tuple[str
 
 
 if __name__ == "__main__":
-    wordnet = Path(sys.argv[1])
-    for name, text in (
-        ("general_words.xz", general_words(wordnet)),
-        ("related_words.xz", related_words(wordnet)),
-    ):
-        (_OUTPUT / name).write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-        print(_OUTPUT / name, (_OUTPUT / name).stat().st_size, "bytes")
+    output = _OUTPUT / "general_words.xz"
+    text = general_words(Path(sys.argv[1]))
+    output.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    print(output, output.stat().st_size, "bytes")

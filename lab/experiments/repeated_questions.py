@@ -20,10 +20,10 @@ from importlib import resources
 from typing import Any, Final
 
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
-from kvweave.answer_cache.english.spelling import NUMBERS_AND_DATES, edits, is_general, is_usual, is_word
-from kvweave.answer_cache.english.words import split_words
-from kvweave.answer_cache.matching import ENGLISH, clean_text
+from kvweave.answer_cache.matching import ENGLISH
+from kvweave.answer_cache.spelling import edits, is_general, is_usual, is_word
 from kvweave.config import AnswersConfig
+from kvweave.text import NUMBERS_AND_DATES, clean_text, split_words
 from kvweave_lab.eval.question_matching import wilson_interval
 
 COSINE: Final = 0.5

@@ -98,12 +98,15 @@ def test_the_same_words_need_no_vector(cache):
     assert cache.find("  Who paid   Anna? ", None, SETTINGS, 1.0).text == "Ben"
 
 
-def test_a_paraphrase_must_also_be_near(cache):
-    put(cache, at=vector(1, 0, 0))
-    near, far = vector(1, 0.5, 0), vector(1, 0.7, 0)
-    assert find(cache, "By whom was Anna paid?", near).similarity == pytest.approx(float(near[0]))
-    assert find(cache, "By whom was Anna paid?", far) is None
-    assert find(cache, "By whom was Anna paid?", far, threshold=0.8).text == "Ben"
+def test_keywords_get_the_answer_and_a_near_question_does_not(cache):
+    put(cache, "What is the battery retest date?", "3 May", at=vector(1, 0, 0))
+    near, far = vector(1, 0.5, 0), vector(1, 3, 0)
+    assert find(cache, "battery retest date", near).similarity == pytest.approx(float(near[0]))
+    assert find(cache, "battery retest date", far) is None
+    put(cache, "Who lends the amplifier to the band?", "Ben", at=vector(0, 0, 1))
+    asked = "Who is giving the musicians a loan of the amp?"
+    assert cache.matcher.compare(asked, "Who lends the amplifier to the band?", 1.0, 0.85).sameness == "near"
+    assert find(cache, asked, at=vector(0, 0, 1)) is None
 
 
 def test_a_look_alike_never_matches_however_near(cache):
@@ -126,9 +129,9 @@ def test_a_stored_question_is_found_by_its_letters_where_errors_move_its_vector_
 
 
 def test_the_nearest_of_several_is_returned(cache):
-    put(cache, "By whom was Anna paid?", "far", at=vector(1, 0.6, 0))
-    put(cache, WHO, "near", at=vector(1, 0.1, 0))
-    assert find(cache, "Do you know who paid Anna?", vector(1, 0, 0)).text == "near"
+    put(cache, "Which date has the battery retest?", "far", at=vector(1, 0.6, 0))
+    put(cache, "What is the date of the battery retest?", "near", at=vector(1, 0.1, 0))
+    assert find(cache, "battery retest date", vector(1, 0, 0)).text == "near"
 
 
 @pytest.mark.parametrize("other", [{"ratio": 0.2}, {"kv_budget": 0.15}])
@@ -199,7 +202,7 @@ def test_answers_of_an_earlier_epoch_are_unchecked(cache):
 
 def test_a_question_given_anothers_answer_is_pending_once_and_gets_its_own_later(cache):
     put(cache)
-    other = "By whom was Anna paid?"
+    other = "who paid anna"
     for _ in range(2):
         cache.record_hit(find(cache, other), other, vector)
     (pending,) = cache.pending()
@@ -265,7 +268,7 @@ def test_the_cache_is_reopened_and_keys_of_another_version_are_recomputed(cache,
     database.execute("UPDATE bank_facts SET value = -1 WHERE name = 'readings'")
     database.execute("UPDATE banked_questions SET reading = 'of another version'")
     again = AnswerCache(Database(database.path), 10**6)
-    assert find(again, "By whom was Anna paid?").text == "Ben"
+    assert find(again, "who paid anna").text == "Ben"
 
 
 def test_a_closed_database_raises(cache, database):

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from kvweave.answer_cache.english.capitals import is_surely_english
-from kvweave.answer_cache.matching import CAPITALS, ENGLISH, READING
+from kvweave.answer_cache.matching import ENGLISH
 
 OTHERS = [
     ("Does this apply to us?", "Does this apply to US?"),
@@ -20,7 +19,6 @@ OTHERS = [
     ("How many Mb does the disk hold?", "How many MB does the disk hold?"),
     ("Is the limit 10kb?", "Is the limit 10KB?"),
     ("Is the line 5 m long?", "Is the line 5 M long?"),
-    ("How much Co does the sample hold?", "How much CO does the sample hold?"),
     ("When does May start?", "When does may start?"),
     ("Who joined the March?", "Who joined the march?"),
     ("Who speaks Polish?", "Who speaks polish?"),
@@ -44,18 +42,17 @@ OTHERS = [
     ("Wer hat Recht?", "wer hat recht?"),
 ]
 UNSAID = [
-    ("who speaks polish?", "Who speaks Polish?", READING),
-    ("how do I learn polish?", "How do I learn Polish?", READING),
-    ("WHO SPEAKS POLISH?", "Who speaks Polish?", READING),
-    ("why was the may invoice disputed", "Why was the May invoice disputed?", READING),
-    ("how much vat is due", "How much VAT is due?", READING),
-    ("how many mw does the pump take?", "How many MW does the pump take?", READING),
-    ("HOW MANY MW DOES THE PUMP TAKE?", "How many mW does the pump take?", READING),
-    ("WHAT DOES GREP -I DO?", "What does grep -i do?", READING),
-    ("does this apply to us staff?", "Does this apply to US staff?", CAPITALS),
-    ("DOES THIS APPLY TO US STAFF?", "Does this apply to US staff?", CAPITALS),
-    ("what does it cost", "What does IT cost?", CAPITALS),
-    ("WHAT DOES IT COST?", "What does IT cost?", CAPITALS),
+    ("who speaks polish?", "Who speaks Polish?"),
+    ("how do I learn polish?", "How do I learn Polish?"),
+    ("WHO SPEAKS POLISH?", "Who speaks Polish?"),
+    ("why was the may invoice disputed", "Why was the May invoice disputed?"),
+    ("how much vat is due", "How much VAT is due?"),
+    ("how many mw does the pump take?", "How many MW does the pump take?"),
+    ("HOW MANY MW DOES THE PUMP TAKE?", "How many mW does the pump take?"),
+    ("does this apply to us staff?", "Does this apply to US staff?"),
+    ("DOES THIS APPLY TO US STAFF?", "Does this apply to US staff?"),
+    ("what does it cost", "What does IT cost?"),
+    ("WHAT DOES IT COST?", "What does IT cost?"),
 ]
 SAME = [
     ("who leads the harlow project?", "Who leads the Harlow project?"),
@@ -95,18 +92,10 @@ SAME = [
 
 
 @pytest.mark.parametrize("cosine", [0.3, 0.99])
-@pytest.mark.parametrize(("one", "other"), OTHERS)
+@pytest.mark.parametrize(("one", "other"), OTHERS + UNSAID)
 def test_capitals_that_change_a_word_make_another_question(one, other, cosine):
     for first, second in ((one, other), (other, one)):
         assert ENGLISH.compare(first, second, cosine, 0.85).sameness == "different"
-
-
-@pytest.mark.parametrize("cosine", [0.3, 0.99])
-@pytest.mark.parametrize(("one", "other", "kind"), UNSAID)
-def test_a_text_whose_capitals_say_nothing_is_near_where_they_would_matter(one, other, kind, cosine):
-    for first, second in ((one, other), (other, one)):
-        compared = ENGLISH.compare(first, second, cosine, 0.85)
-        assert (compared.sameness, compared.kind) == ("near", kind)
 
 
 @pytest.mark.parametrize("cosine", [0.3, 0.99])
@@ -120,11 +109,6 @@ def test_each_of_two_equal_words_has_its_capitals():
     question = "Does the rule of US law apply to us?"
     assert ENGLISH.same(question, "does the rule of US law apply to us", 0.99, 0.85)
     assert not ENGLISH.same(question, "Does the rule of us law apply to US?", 0.99, 0.85)
-
-
-def test_a_text_is_english_by_its_function_words_or_most_of_its_words():
-    assert all(map(is_surely_english, ("Who leads it?", "battery retest date", "skelt ferry")))
-    assert not any(map(is_surely_english, ("Hat Sie Recht?", "Qui a vu Paul?", "Amt Bern Termin")))
 
 
 def test_a_long_text_takes_linear_time():

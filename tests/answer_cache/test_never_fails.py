@@ -1,4 +1,4 @@
-"""Any text is normalized, soon: a question that is not understood is compared word for word."""
+"""Any text is compared, and soon."""
 
 import os
 import random
@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.normalize import EXACT, difference, normalize
 from kvweave.answer_cache.matching import ENGLISH
+from kvweave.answer_cache.spelling import words_of_grammar
+from kvweave.answer_cache.wordnet import general_words
 
 SPOKEN = (
     "Whose is the boat by the pier? | Isn't? | Who owns Anna's boat? | What does the baker of the village sell on Monday? | "
@@ -42,7 +42,7 @@ SEED = int(os.environ.get("KVWEAVE_TEST_SEED", "1"))
 
 @pytest.fixture(autouse=True)
 def nothing_is_caught(caplog):
-    """The last belt of `normalize` is never used: it would log."""
+    """Nothing is logged."""
     yield
     assert caplog.records == []
 
@@ -66,17 +66,9 @@ def nothing_is_caught(caplog):
     ],  # int() and str() refuse more than 4300 digits
 )
 def test_short_and_broken_questions(question):
-    assert normalize(question).key
+    assert ENGLISH.key(question)
     assert ENGLISH.compare(question, "Who owns the boat?", 1.0, 0.5).sameness == "different"
     assert ENGLISH.compare(question, question, 1.0, 0.5).sameness == "same"
-
-
-@pytest.mark.parametrize("question", ["Whose is the boat by the pier?", "Isn't?", "is", "Whose", "By whose"])
-def test_what_cannot_be_followed_is_compared_word_for_word(question):
-    normalized = normalize(question)
-    assert normalized.asks == EXACT
-    assert difference(normalized, normalize(f" {question.lower()} ")) is None
-    assert difference(normalized, normalize(f"{question} Anna")) is not None
 
 
 def _generated(chosen: random.Random, known: list[str]) -> str:
@@ -96,21 +88,11 @@ def _generated(chosen: random.Random, known: list[str]) -> str:
 
 
 def test_generated_questions():
-    words = lexicon()
-    known = (
-        sorted(
-            words.function_words
-            | words.verbs
-            | words.nouns_to_verbs.keys()
-            | words.measures.keys()
-            | words.asks.keys()
-            | words.identifiers
-            | words.events
-            | words.past.keys()
-            | words.participles.keys()
-        )
-        + [word for word in SPOKEN.split() if word != "|"] * 5
-    )
+    known = [
+        *sorted(words_of_grammar()),
+        *sorted(general_words().often),
+        *([word for word in SPOKEN.split() if word != "|"] * 5),
+    ]
     chosen = random.Random(SEED)
     before = "Who owns the boat?"
     for number in range(COUNT):
@@ -124,9 +106,8 @@ def test_generated_questions():
             before = chosen.choice(
                 [question, question.replace("e", "ee", 1), f"Sorry, a question. {question}?"]
             )
-        normalized = normalize(question)
-        assert len(normalized.key) == 32, question
-        assert difference(normalized, normalize(question)) is None
+        assert len(ENGLISH.key(question)) == 32, question
+        assert ENGLISH.same(question, question, 1.0, 0.5) != ENGLISH.is_time_sensitive(question)
 
 
 LONG = [
@@ -164,21 +145,21 @@ def test_the_time_for_a_very_long_text_grows_with_its_length(part):
     text = (part * 30_000)[:30_000]
     for question in (text + " x", f"Who owns the boat {text}?"):
         began = time.process_time()
-        assert normalize(question).key
+        assert ENGLISH.key(question)
         assert time.process_time() - began < 0.9
 
 
 @pytest.mark.parametrize("part", LONG)
-def test_a_text_of_the_greatest_length_that_is_parsed_takes_little_time(part):
+def test_a_text_of_the_greatest_length_of_a_question_takes_little_time(part):
     text = (part * 1000)[:990]
     began = time.process_time()
     for question in (text, text + " x", "x " + text):
-        assert normalize(question).key
+        assert ENGLISH.key(question)
     assert time.process_time() - began < 3
 
 
 def test_a_long_text_about_today_is_not_cached():
     text = "The report. " * 10_000
-    assert not normalize(text).time_sensitive
-    assert normalize(text + "What happened today?").time_sensitive
-    assert difference(normalize(text), normalize(text + "x")) is not None
+    assert not ENGLISH.is_time_sensitive(text)
+    assert ENGLISH.is_time_sensitive(text + "What happened today?")
+    assert not ENGLISH.same(text, text + "x", 1.0, 0.5)

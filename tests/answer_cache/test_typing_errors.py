@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvweave.answer_cache.english.mistyped import mistyped
 from kvweave.answer_cache.matching import ENGLISH
+from kvweave.answer_cache.mistyped import mistyped
 
 MISTYPED = [
     ("monthly membership fee", "montly membership fee"),

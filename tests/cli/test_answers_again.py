@@ -8,7 +8,7 @@ import sys
 import pytest
 
 GLORRIC = "What is the password of Glorric?"
-AGAIN = "Please tell me the password of Glorric."
+AGAIN = "The password of Glorric?"
 
 
 def test_a_repeated_question_reports_that_its_answer_is_cached(command, documents):
@@ -80,7 +80,7 @@ def test_look_alikes_have_rows_tables_json_and_a_plot(command, tmp_path):
     plain = json.loads((tmp_path / "out" / "lookalikes.json").read_text("utf-8"))
     assert plain["about"]["command"].startswith("kvweave eval lookalikes --paraphrases 12")
     assert {"commit", "date", "machine"} <= plain["about"].keys()
-    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "gptcache"}
+    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "cosine, guarded", "gptcache"}
     assert (tmp_path / "out" / "lookalikes.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -10,7 +10,7 @@ from processes import Program
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
-AGAIN = "Please tell me the password of Glorric."
+AGAIN = "The password of Glorric?"
 
 
 def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command, documents):

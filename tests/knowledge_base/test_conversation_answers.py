@@ -9,7 +9,7 @@ RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 SENDBEL = "What is the password of Sendbel?"
-AGAIN = "Please tell me the password of Glorric."
+AGAIN = "The password of Glorric?"
 ORDER = "What did the guest order?"
 FOLLOW_UPS = ["And what is it?", "What is the password?"]
 

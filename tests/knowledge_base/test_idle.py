@@ -19,7 +19,7 @@ RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
-AGAIN = "Please tell me the password of Glorric."
+AGAIN = "The password of Glorric?"
 SENDBEL = "What is the password of Sendbel?"
 NEWS = "What is the password of Glorric? The password of Glorric is needle."
 
@@ -140,7 +140,7 @@ def test_known_similar_unanswerable_and_time_sensitive_predictions_are_dropped(b
         "What is the password of Zebulon?",
         "What is the password of Sendbel today?",
         f"1. {SENDBEL}",
-        "Please tell me the password of Sendbel?",
+        "The password of Sendbel?",
     ]
     base.idle()
     totals = base.predictions.predicted.totals()
@@ -403,7 +403,7 @@ def test_a_budget_of_seconds_or_operations_ends_the_work(open_kb, documents, pre
         kb.add(documents)
         kb.ask(GLORRIC)
         kb.ask(AGAIN)
-        kb.ask("Could you tell me the password of Glorric?")
+        kb.ask("Glorric password")
         assert len(kb.answers.pending()) == 2
         report = kb.idle()
         assert report.jobs == {"answers": 1}  # the one that had started
@@ -578,7 +578,7 @@ def test_watching_waits_for_idle_time_and_ends_when_stopped(open_kb, documents, 
 def test_a_killed_run_is_resumed(base, predicted, tmp_path):
     base.ask(GLORRIC)
     base.ask(AGAIN)
-    base.ask("Could you tell me the password of Glorric?")
+    base.ask("Glorric password")
     assert len(base.answers.pending()) == 2
     code = (
         "import os, signal, kvweave\n"

@@ -87,7 +87,7 @@ def test_an_hour_a_day_is_told_and_kept(open_kb, documents, monkeypatch):
     base = open_kb(answer_limit_bytes=10**7, **LIMITS)
     base.add(documents)
     base.ask(GLORRIC)
-    base.ask("Please tell me the password of Glorric.")
+    base.ask("The password of Glorric?")
     base.background_budget.add("answers", Spent(1, 3601, 0))
     status = base.idle_status(CALM)
     assert (status.seconds_per_day, status.reasons) == (
@@ -138,7 +138,7 @@ def test_what_idle_work_did_and_was_worth_is_told(open_kb, documents, monkeypatc
     base = open_kb(answer_limit_bytes=10**7, **LIMITS, idle_seconds_per_day=900.0)
     base.add(documents)
     base.ask(GLORRIC)
-    base.ask("Please tell me the password of Glorric.")
+    base.ask("The password of Glorric?")
     before = base.idle_status(CALM)
     assert (before.waiting, before.worth.entries, before.reasons) == (1, 0, ())
     busy = MachineState(True, 3.0, 0.0, None)
@@ -154,7 +154,7 @@ def test_what_idle_work_did_and_was_worth_is_told(open_kb, documents, monkeypatc
     assert (made.worth.entries, made.worth.hits) == (1, 0)
     assert 0 < made.spent_today.seconds <= 900
     base.ask(GLORRIC)  # its user waited for that answer
-    base.ask("Please tell me the password of Glorric.")
+    base.ask("The password of Glorric?")
     earned = base.idle_status(CALM)
     assert earned.worth_today == earned.worth
     assert earned.worth.hits == 1
@@ -167,7 +167,7 @@ def test_watching_waits_while_the_machine_is_busy(open_kb, documents, monkeypatc
     base = open_kb(answer_limit_bytes=10**7, **LIMITS, idle_quiet_s=0.0)
     base.add(documents)
     base.ask(GLORRIC)
-    base.ask("Please tell me the password of Glorric.")
+    base.ask("The password of Glorric?")
     stop, looked = threading.Event(), []
 
     def busy(own):

@@ -2,12 +2,13 @@
 
 import pytest
 
+from kvweave.answer_cache.guard import changes_meaning
 from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answer_cache.worth import LEAST_ASKED, LEAST_WORK
 from kvweave.background import jobs as background_jobs
 from kvweave.background import prediction as question_prediction
 from kvweave.background.budget_trials import counted_rows
-from kvweave.background.paraphrases import Paraphraser, changes_meaning
+from kvweave.background.paraphrases import Paraphraser
 from kvweave.background.prediction import QuestionPredictor, request_prompt
 from kvweave.background.prompts import FewShotPrompts
 from kvweave.state.background_budget import Spent
@@ -62,11 +63,11 @@ def wordings(monkeypatch):
 
 
 def test_a_wording_gets_the_answer_and_its_user_is_served(base, wordings):
-    wordings += [OTHERWISE, "Please tell me the password of Glorric?"]
+    wordings += [OTHERWISE, "The password of Glorric?"]
     asked = base.ask(GLORRIC)
     report = base.idle()
     assert report.jobs == {"paraphrase": 1}
-    assert not base.predictions.predicted.contains("Please tell me the password of Glorric?")  # is recognised
+    assert not base.predictions.predicted.contains("The password of Glorric?")  # is recognised
     before = base.background_budget.worth()
     answer = base.ask(OTHERWISE)
     assert answer.plan.cache_hit.question == OTHERWISE

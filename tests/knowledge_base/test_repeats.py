@@ -12,7 +12,7 @@ RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 
 GLORRIC = "What is the password of Glorric?"
-AGAIN = "Please tell me the password of Glorric."
+AGAIN = "The password of Glorric?"
 
 
 @pytest.fixture
@@ -71,23 +71,6 @@ def test_an_answer_that_goes_round_in_circles_does_not_replace_a_given_one(base,
     assert base.answers.pending() == []
     again = base.ask(AGAIN)
     assert (again.plan.cache_hit.question, again.text) == (GLORRIC, "walnut")
-
-
-def test_whether_it_is_given_gets_what_is_given(base, tmp_path):
-    """The pair of PerCache, §2.2, and another; the first is too far apart for τ, but the passages hold the answer."""
-    note = tmp_path / "mail.txt"
-    note.write_text("The presentation rehearsal will take place on Tuesday at 5 pm in the small hall.")
-    base.add(note)
-    pairs = [
-        ("When will the presentation rehearsal take place?", "Is time of presentation rehearsal given?"),
-        (GLORRIC, "Has the password of Glorric been written down?"),
-    ]
-    for stored, asked in pairs:
-        first, again = base.ask(stored), base.ask(asked)
-        assert again.plan.cache_hit.question == stored
-        assert (again.plan.cache_hit.similarity < 0.85) is (stored != GLORRIC)
-        assert again.text == first.text
-    assert not is_cached(base.ask("Is the place of the presentation rehearsal given?"))
 
 
 def test_an_unusable_cached_answer_serves_as_a_draft(open_kb, documents):

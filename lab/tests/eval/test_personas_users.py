@@ -42,7 +42,7 @@ def test_no_test_question_occurs_where_the_answer_cache_is_developed():
         path.read_text("utf-8") for path in places if path.is_file() and path.suffix not in (".pyc", ".xz")
     ]
     strings = [normalised(sentence) for text in texts for sentence in re.findall(r'"([^"\n]+)"', text)]
-    assert normalised("Who wrote the letter to Ben?") in strings
+    assert normalised("Who blackmails the vicar?") in strings
     for text in (text for family in load_pool(TEST).families for text in family.asked):
         form = re.escape(normalised(text)).replace(r"\{\}", r"[\w ]+")
         assert [sentence for sentence in strings if re.fullmatch(form, sentence)] == [], text

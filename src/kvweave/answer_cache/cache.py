@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
 
-from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.entries import Entries, NewAnswer
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
 from kvweave.answer_cache.records import (
@@ -25,6 +24,7 @@ from kvweave.answer_cache.records import (
 )
 from kvweave.database import Database
 from kvweave.results import Source
+from kvweave.text import clean_text
 
 _CANDIDATES: Final = 8
 """How many of the nearest stored questions are compared with a new one word by word."""

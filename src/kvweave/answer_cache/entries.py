@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.matching import Matcher
 from kvweave.answer_cache.neighbours import Neighbours
 from kvweave.answer_cache.records import (
@@ -21,6 +20,7 @@ from kvweave.answer_cache.records import (
 )
 from kvweave.database import Database
 from kvweave.results import Source
+from kvweave.text import clean_text
 
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS banked_questions (

@@ -1,8 +1,7 @@
 """Other wordings of asked and predicted questions, written by the model, screened, and stored ahead.
 
 A wording gets the answer of its question if a search for it finds the same chunks. Otherwise it is queued as a predicted
-question and gets an answer of its own. The answer cache's reading of the two questions is a veto, not a requirement: it is
-the wordings that it does not recognise by itself that are worth storing.
+question and gets an answer of its own. Only wordings that the answer cache does not match by itself are stored.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
-from kvweave.answer_cache.english.veto import says_otherwise
 from kvweave.answer_cache.evidence import is_supported, keeps_decisive_words, parse_questions
+from kvweave.answer_cache.guard import changes_meaning
 from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason, PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
@@ -21,34 +19,7 @@ from kvweave.answering.kb_question import retrieve
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.index.documents import DocumentTable
 from kvweave.state.components import RequestContext
-
-_KINDS_THAT_AGREE = frozenset({frozenset({"when", "time"}), frozenset({"when", "date"})})
-
-
-def changes_meaning(question: str, wording: str) -> bool:
-    """Return whether a wording is known to ask something else than a question; symmetric.
-
-    It is known in these cases:
-    - A name, a number or the negation differs.
-    - The answer cache's veto finds a difference: opposites, direction, order, a part.
-    - Both parse as English questions, and what is asked for, the tense or the roles of the same words differ.
-    """
-    one, other = normalize(question), normalize(wording)
-    if not keeps_decisive_words(question, wording) or one.negated != other.negated:
-        return True
-    if says_otherwise(clean_text(question), clean_text(wording)):
-        return True
-    if EXACT in (one.asks, other.asks):
-        return False
-    if one.asks != other.asks and frozenset({one.asks, other.asks}) not in _KINDS_THAT_AGREE:
-        return True
-    if one.tense != other.tense and not (one.may_be_planned and other.may_be_planned):
-        return True
-    words = [
-        sorted([*each.terms, *(term for phrase in each.phrases for term in phrase.terms)])
-        for each in (one, other)
-    ]
-    return words[0] == words[1] and one.key != other.key
+from kvweave.text import clean_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +97,8 @@ class Paraphraser:
         chunks = retrieve(self.context(), text, vector, self.answer_settings.top_k)
         texts = [chunk.text for chunk in chunks]
         fault = self.predictor.fault(text, vector, texts)
-        if fault is None and (cosine < self.threshold or changes_meaning(found.question, text)):
+        differs = not keeps_decisive_words(found.question, text) or changes_meaning(found.question, text)
+        if fault is None and (cosine < self.threshold or differs):
             fault = "other meaning"
         origin = provenance(chunks, epoch)
         same = set(origin.chunks) == set(found.chunks) and is_supported(text, found.text, texts)

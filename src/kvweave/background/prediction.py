@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.normalize import clean_text
 from kvweave.answer_cache.evidence import (
+    ASKING,
     NEAR_DUPLICATE_COSINE,
     is_answerable,
     is_invented,
@@ -23,6 +22,7 @@ from kvweave.answer_cache.evidence import (
     repeats,
     unknown_words,
 )
+from kvweave.answer_cache.guard import base
 from kvweave.answer_cache.predictions import DropReason, PredictionStore
 from kvweave.answer_cache.records import AnswerSettings, Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
@@ -40,6 +40,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.state.components import RequestContext
+from kvweave.text import clean_text
 from kvweave.types import Prompt, ReplyFormat, Span, TokenizedPrompt
 
 BATCH_SHARE: Final = 4
@@ -355,10 +356,8 @@ class QuestionPredictor:
             return "other language"
         if not is_answerable(question, chunks):
             return "unanswerable"
-        known = lexicon().single_words
-        if any(
-            not (word in known or self._is_indexed(word, vector)) for word in unknown_words(question, chunks)
-        ):
+        unknown = unknown_words(question, chunks)
+        if not all(base(word) in ASKING or self._is_indexed(word, vector) for word in unknown):
             return "unknown words"
         return None
 

@@ -195,7 +195,7 @@ def wilson_interval(accepted: int, of: int) -> Estimate:
 
 
 def _kvweave(pairs: Sequence[Pair], cosines: Scores) -> Scores:
-    """Return 1 for pairs whose words agree, the cosine of pairs that are read alike, REJECTED for others."""
+    """Return 1 for pairs with the same words, the cosine of the same keywords, REJECTED for others."""
 
     def score(pair: Pair, cosine: float) -> float:
         if ENGLISH.same(pair.asked, pair.cached, 0.0, 1.0):

@@ -6,31 +6,15 @@ Numbers, dates, names and short words are never taken for errors, nor is a word 
 but for their errors, `mistyped` takes more for one. Whether the user's documents have the word is the caller's to check.
 """
 
-import re
-from collections.abc import Iterable
-from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from string import ascii_lowercase
-from typing import Final, NamedTuple
+from typing import Final
 
-from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.wordnet import general_words, related_words
+from kvweave.answer_cache.wordnet import general_words
 from kvweave.languages import ENGLISH, function_words
+from kvweave.text import FILLERS, HELPERS, NEGATIONS, NUMBERS_AND_DATES, OWNER, PREPOSITIONS
 
-_WORD: Final = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
-
-_LONG: Final = 5  # letters of a word in which one letter may be wrong
-_LEAST_SWAPPED: Final = 4  # letters of a word in which two neighbours may have changed places
 _PREFIXES: Final = ("un", "in", "im", "dis", "non", "mis", "re", "de", "pre")
-NUMBERS_AND_DATES: Final = frozenset(
-    "january february march april may june july august september october november december monday tuesday wednesday thursday "
-    "friday saturday sunday zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion dozen half "
-    "quarter once twice thrice first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
-    "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth fortieth fiftieth sixtieth seventieth eightieth "
-    "ninetieth hundredth thousandth millionth".split()
-)
-
 SWAPPED, OMITTED, NEIGHBOUR, OTHER, TWO = range(1, 6)
 """Kinds of errors, the likeliest first: letters swapped or doubled; one left out; a key or a vowel for another, or a key more; any
 other letter; two errors."""
@@ -46,59 +30,14 @@ _ALIKE: Final = ("aeiouy", "ck", "cs", "sz", "gj", "iy")
 """Letters that are taken for each other because they sound alike."""
 
 
-class Correction(NamedTuple):
-    """A question with its typing errors undone, and the words that were taken for errors, in lower case."""
-
-    text: str
-    errors: tuple[str, ...]
-
-
-def corrected(text: str, other: str) -> Correction | None:
-    """Return a cleaned question whose typing errors of words of another one are undone; None without any."""
-    words, wanted = list(_WORD.finditer(text)), list(_WORD.finditer(other))
-    plain, target = ([word[0].lower() for word in each] for each in (words, wanted))
-    pieces, errors, end = [], [], 0
-    for operation, i, j, k, m in SequenceMatcher(None, plain, target, autojunk=False).get_opcodes():
-        if operation != "replace" or j - i != m - k:
-            continue
-        for word, meant in zip(words[i:j], wanted[k:m], strict=True):
-            begins = not word.start() or not meant.start()
-            if is_typing_error(word[0], meant[0], begins):
-                pieces += [text[end : word.start()], meant[0]]
-                errors.append(word[0].lower())
-                end = word.end()
-    return Correction("".join((*pieces, text[end:])), tuple(errors)) if errors else None
-
-
-def is_typing_error(word: str, meant: str, first: bool = False) -> bool:
-    """Return whether a word is a misspelling of another one, and no word itself; `first` is whether it begins the question."""
-    typed, right = word.lower(), meant.lower()
-    if not (typed.isascii() and typed.isalpha() and right.isascii() and right.isalpha()):
-        return False
-    if right in NUMBERS_AND_DATES or any(letter.isupper() for letter in (word[first:] + meant[first:])):
-        return False
-    return (
-        _is_near(typed, right)
-        and is_general(right)
-        and not is_word(typed)
-        and not differ_by_prefix(typed, right)
-        and not _may_be_another(typed, right)
-    )
-
-
 def is_word(word: str) -> bool:
     """Return whether a word in lower case is a general word, a function word or a name."""
-    return word in words_of_grammar() or word in lexicon().single_words or general_words().is_known(word)
-
-
-def unknown_words(words: Iterable[str]) -> list[str]:
-    """Return the words in lower case that are neither general words nor names."""
-    return [word for word in words if not is_word(word)]
+    return word in words_of_grammar() or general_words().is_known(word)
 
 
 def is_general(word: str) -> bool:
     """Return whether a word in lower case is a general word or a function word."""
-    return word in words_of_grammar() or word in lexicon().single_words or general_words().is_common(word)
+    return word in words_of_grammar() or general_words().is_common(word)
 
 
 def is_compound(word: str) -> bool:
@@ -106,23 +45,13 @@ def is_compound(word: str) -> bool:
     if word in general_words().names:
         return False
     parts = ((word[:n], word[n:]) for n in range(SHORT, len(word) - SHORT + 1))
-    return any(all(map(related_words().is_frequent, pair)) for pair in parts)
+    return any(all(map(general_words().is_frequent, pair)) for pair in parts)
 
 
 @cache
 def words_of_grammar() -> frozenset[str]:
     """Return the words that only relate others or ask."""
-    return function_words()[ENGLISH] | lexicon().function_words | {"which", "whose", "whom"}
-
-
-def _is_near(typed: str, right: str) -> bool:
-    """Return whether the words differ in one letter behind the first, or in two neighbours that changed places."""
-    shorter = min(len(typed), len(right))
-    if is_swapped(typed, right):
-        return shorter >= _LEAST_SWAPPED or (
-            right in words_of_grammar() and shorter == _LEAST_SWAPPED - 1
-        )  # "teh"
-    return shorter >= _LONG and typed[0] == right[0] and edits(typed, right, 1) == 1
+    return function_words()[ENGLISH].union(HELPERS, PREPOSITIONS, NEGATIONS, FILLERS, (OWNER,))
 
 
 def differ_by_prefix(one: str, other: str) -> bool:
@@ -132,14 +61,6 @@ def differ_by_prefix(one: str, other: str) -> bool:
         for word in (one, other)
     ]
     return not stems[0].isdisjoint(stems[1])
-
-
-@lru_cache(maxsize=1024)
-def _may_be_another(typed: str, right: str) -> bool:
-    """Return whether a third word is as near; letters that changed places are nearer than others."""
-    swapped = swaps(typed)
-    near = swapped if right in swapped else swapped | one_letter_away(typed)
-    return any(is_word(word) or word in NUMBERS_AND_DATES for word in near - {typed, right})
 
 
 def swaps(word: str) -> set[str]:
@@ -242,7 +163,7 @@ def words_near(typed: str, kind: int) -> frozenset[str]:
     if kind == TWO:
         third = max(1, len(typed) // 3)
         parts = (typed[:third], typed[third : 2 * third], typed[2 * third :])
-        usual = related_words().often | words_of_grammar() | NUMBERS_AND_DATES
+        usual = general_words().often | words_of_grammar() | NUMBERS_AND_DATES
         near = (
             word for word in usual if abs(len(word) - len(typed)) <= 2 and any(part in word for part in parts)
         )
@@ -252,7 +173,7 @@ def words_near(typed: str, kind: int) -> frozenset[str]:
 
 def is_usual(word: str) -> bool:
     """Return whether texts have a word often."""
-    return word in words_of_grammar() or word in NUMBERS_AND_DATES or related_words().is_frequent(word)
+    return word in words_of_grammar() or word in NUMBERS_AND_DATES or general_words().is_frequent(word)
 
 
 def _undoubled(word: str) -> str:

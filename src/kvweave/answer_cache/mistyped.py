@@ -9,14 +9,12 @@ numbers and codes are never taken for each other; a name only for itself with tw
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final
 
-from kvweave.answer_cache.english.dates import fold_dates
-from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.spelling import (
+from kvweave.answer_cache.guard import CONDITIONS, DEGREES, RESTRICTIONS, UNITS, opposed
+from kvweave.answer_cache.spelling import (
     LEAST_LETTERS,
-    NUMBERS_AND_DATES,
     OMITTED,
     OTHER,
     SHORT,
@@ -34,10 +32,18 @@ from kvweave.answer_cache.english.spelling import (
     words_near,
     words_of_grammar,
 )
-from kvweave.answer_cache.english.veto import opposed_words
-from kvweave.answer_cache.english.veto_words import ASKING, CONDITIONS, HOW, NEGATIONS, SCOPE, UNITS
-from kvweave.answer_cache.english.wordnet import general_words, related_words
-from kvweave.answer_cache.english.words import OWNER, Word, has_symbols, split_words
+from kvweave.answer_cache.wordnet import general_words
+from kvweave.text import (
+    HELPERS,
+    NEGATIONS,
+    NUMBERS_AND_DATES,
+    OWNER,
+    PREPOSITIONS,
+    QUESTION_WORDS,
+    Word,
+    has_symbols,
+    split_words,
+)
 
 _LONG: Final = 5  # letters of a number with another error than two letters swapped; of a word with any other letter that others have too
 _NAME: Final = (
@@ -110,7 +116,7 @@ def mistyped(one: str, other: str) -> Mistyped | None:
     if (has_symbols(one) or has_symbols(other)) and _signs(one) != _signs(other):
         return None
     first, second = split_words(one), split_words(other)
-    return _differing(first, second) or _differing(fold_dates(first), fold_dates(second))
+    return _differing(first, second)
 
 
 def _signs(text: str) -> str:
@@ -215,17 +221,16 @@ def _fits(word: str, before: Sequence[Word], after: Sequence[Word]) -> bool:
     if word == "than":
         return bool(before) and (before[-1].text.endswith("er") or before[-1].text in _COMPARATIVES)
     if word == "where":
-        return not before and bool(after) and after[0].text in lexicon().helpers
+        return not before and bool(after) and after[0].text in HELPERS
     return True
 
 
 def _place(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> _Place:
     """Return what tells about the words at two places of two texts; symmetric."""
-    known = lexicon()
     before = {words[at - 1].text for words, at in ((one, i), (other, j)) if at}
     return _Place(
         begins=not i and not j,
-        bare=not before.isdisjoint(known.helpers),
+        bare=not before.isdisjoint(HELPERS),
         measured="how" in before and (_is_inverted(one[i + 1 :]) or _is_inverted(other[j + 1 :])),
     )
 
@@ -233,7 +238,7 @@ def _place(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> _Place
 def _is_inverted(words: Sequence[Word]) -> bool:
     """Return whether a verb with a tense follows within a few words, and in the same clause: "days did we stay"."""
     texts = _texts(words[:_MOST_COUNTED])
-    clause = next((n for n, text in enumerate(texts) if text in ASKING or text == "that"), len(texts))
+    clause = next((n for n, text in enumerate(texts) if text in QUESTION_WORDS or text == "that"), len(texts))
     return not _WITH_TENSE.isdisjoint(texts[:clause])
 
 
@@ -283,14 +288,15 @@ def _rivals(typed: str, meant: str, named: bool, place: _Place) -> tuple[str, ..
     strict = named or (
         place.bare and meant not in words_of_grammar() and not meant.endswith(("s", "ing", "ed"))
     )
-    if strict and kind > (SWAPPED if named else OMITTED):
+    doubtful = strict and kind > (SWAPPED if named else OMITTED)
+    if doubtful and (named or kind > OTHER or len(meant) < _LONG or words_near(typed, OTHER) - {meant}):
         return None
     rivals = []
     for word, other in _others(typed, meant, kind, place).items():
         likelier = other <= kind - 2 and (other == SWAPPED or is_usual(word))
         if _is_plural(word, meant):
             continue
-        asks_otherwise = meant in ASKING and word in ASKING
+        asks_otherwise = meant in QUESTION_WORDS and word in QUESTION_WORDS
         if likelier or (other <= kind and (asks_otherwise or _is_decisive(word, meant))):
             return None
         if other <= kind + 1 and _are_opposed(meant, word):
@@ -312,14 +318,14 @@ def _others(typed: str, meant: str, kind: int, place: _Place) -> dict[str, int]:
     functions = words_of_grammar()
     fit = functions | NUMBERS_AND_DATES
     if meant not in functions:
-        unfit: frozenset[str] = functions - NEGATIONS - SCOPE.keys() - NUMBERS_AND_DATES
-    elif place.begins and (meant in ASKING or meant in lexicon().helpers):
-        fit, unfit = lexicon().helpers.union(ASKING), frozenset()
+        unfit: frozenset[str] = functions - NEGATIONS - RESTRICTIONS.keys() - NUMBERS_AND_DATES
+    elif place.begins and (meant in QUESTION_WORDS or meant in HELPERS):
+        fit, unfit = HELPERS.union(QUESTION_WORDS), frozenset()
     else:
         unfit = frozenset()
     able = words_near(typed, kind) - unfit
-    if place.measured and meant in _measures():
-        able &= _measures()
+    if place.measured and meant in DEGREES:
+        able &= DEGREES
     kinds = {
         word: kind_of(typed, word) for word in (able & fit if meant in functions else able) if word != meant
     }
@@ -334,14 +340,14 @@ def _is_plural(one: str, other: str) -> bool:
 
 def _is_decisive(word: str, meant: str) -> bool:
     """Return whether another word than the one that is meant changes an answer wherever it stands."""
-    if word in NUMBERS_AND_DATES or word in NEGATIONS or word in SCOPE or word in CONDITIONS:
+    if word in NUMBERS_AND_DATES or word in NEGATIONS or word in RESTRICTIONS or word in CONDITIONS:
         return True
-    return word in ASKING or word in lexicon().prepositions or {word, meant} <= UNITS
+    return word in QUESTION_WORDS or word in PREPOSITIONS or {word, meant} <= UNITS
 
 
 def _are_opposed(one: str, other: str) -> bool:
     """Return whether words mean the opposite, or the two sides of one deed: employer, employee."""
-    if opposed_words({one}, {other}):
+    if opposed({one}, {other}):
         return True
     stems = [
         {word.removesuffix(ending) for ending in ("ee", "er", "or") if word.endswith(ending)}
@@ -363,11 +369,11 @@ def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
     """Return whether a word that texts hardly have is a frequent one with two letters swapped: "sene"; or "form", for "from"."""
     if named or typed[0] != meant[0] or typed in words_of_grammar() or not is_swapped(typed, meant):
         return False
-    if meant in lexicon().prepositions:
+    if meant in PREPOSITIONS:
         return len(meant) >= LEAST_LETTERS[SWAPPED]
-    if typed in general_words().names or typed in NUMBERS_AND_DATES or typed in lexicon().single_words:
+    if typed in general_words().names or typed in NUMBERS_AND_DATES:
         return False
-    return related_words().is_frequent(meant) and not related_words().is_frequent(typed)
+    return general_words().is_frequent(meant) and not general_words().is_frequent(typed)
 
 
 def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
@@ -378,17 +384,11 @@ def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
     """
     if typed in NUMBERS_AND_DATES - {"may"}:
         return False
-    if typed in lexicon().helpers:
-        return place.measured and meant in _measures()
+    if typed in HELPERS:
+        return place.measured and meant in DEGREES
     if typed in words_of_grammar():
         return False
     return meant in _ASKING_OR_RELATING and not is_usual(typed)
-
-
-@cache
-def _measures() -> frozenset[str]:
-    """Return the words that stand behind "how"."""
-    return frozenset(HOW) | lexicon().measures.keys()
 
 
 def _is_variant(typed: str, meant: str) -> bool:

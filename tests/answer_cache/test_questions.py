@@ -1,13 +1,12 @@
-"""Questions in other languages than English share an answer only when they are the same, letter for letter."""
+"""Questions in other languages are compared letter by letter; answers that depend on the day are not stored."""
 
 from itertools import combinations
 
 import pytest
 
-from kvweave.answer_cache.english.lexicon import lexicon
-from kvweave.answer_cache.english.normalize import EXACT, clean_text, normalize
 from kvweave.answer_cache.matching import ENGLISH
-from kvweave.answer_cache.other_languages import is_english
+from kvweave.answer_cache.questions import is_english, is_surely_english
+from kvweave.text import clean_text
 
 # In each group every two questions ask something else: another preposition, article, negation, role, person, number, tense,
 # accent, order, name or sense of a word. Embeddings find them as near as paraphrases.
@@ -80,12 +79,11 @@ def test_no_two_of_all_questions_share_an_answer():
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_repeat_shares_the_answer_unless_it_depends_on_the_day(question):
-    normalized = normalize(question)
-    assert normalized.asks == EXACT
+    today = ENGLISH.is_time_sensitive(question)
     repeats = [question, f"  {question} ", question.rstrip(" ?؟？"), question.replace(" ", "\u00a0")]
     for repeat in repeats:
-        assert ENGLISH.key(repeat) == normalized.key
-        assert ENGLISH.same(question, repeat, 1.0, 0.0) != normalized.time_sensitive
+        assert ENGLISH.key(repeat) == ENGLISH.key(question)
+        assert ENGLISH.same(question, repeat, 1.0, 0.0) != today
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ def test_an_answer_that_depends_on_the_day_is_not_cached(question):
     Whose are the hats? | Can you tell me when the shop opens?""".replace("\n", "|").split("|"),
 )
 def test_an_english_question_with_foreign_names_stays_english(question):
-    assert is_english(clean_text(question), lexicon())
+    assert is_english(clean_text(question))
 
 
 def test_raised_digits_and_fractions_are_not_those_beside_them():
@@ -122,3 +120,59 @@ def test_raised_digits_and_fractions_are_not_those_beside_them():
     ):
         assert not ENGLISH.same(one, other, 1.0, 0.0)
     assert ENGLISH.same("Who owns \ufb01re 5?", "Who owns fire 5?", 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What is on the menu today?",
+        "Who is on duty tonight?",
+        "When did we meet last week?",
+        "What is planned for next Monday?",
+        "Who left two days ago?",
+        "How many orders came this month?",
+        "Who is on duty in two days?",
+        "When does the tour start, if we leave in 20 minutes?",
+        "Who is on duty in the next two days?",
+        "What did we sell in the last 3 months?",
+        "Who is on duty two days from now?",
+        "Where is the bus now?",
+        "Which rooms are currently free?",
+        "Who is on duty in a week?",
+        "What is planned in a couple of days?",
+        "Who is on duty in the next few days?",
+        "How many guests come in two days?",
+        "Who fell ill in the last 3 weeks of the year?",
+        "What did we do in the last few weeks?",
+    ],
+)
+def test_questions_about_the_present_are_time_sensitive(question):
+    assert ENGLISH.is_time_sensitive(question)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What is the last name of Anna?",
+        "Who sat at the next table?",
+        "What is on the menu on Monday?",
+        "How many goals did we score in two hours?",
+        "How much does one person build in a day?",
+        "Who won the last two matches?",
+        "How far is it from Skelt to Brill?",
+        "Who dies in the last 20 minutes of the film?",
+        "What is due in the last week of the course?",
+        "How many hours are in two days?",
+        "How many days are there in a week?",
+        "How often do we train in a week?",
+        "What is open in the morning?",
+        "Who looks after the dog, now that Anna has moved?",
+    ],
+)
+def test_other_questions_are_not_time_sensitive(question):
+    assert not ENGLISH.is_time_sensitive(question)
+
+
+def test_a_text_is_english_by_its_function_words_or_most_of_its_words():
+    assert all(map(is_surely_english, ("Who leads it?", "battery retest date", "skelt ferry")))
+    assert not any(map(is_surely_english, ("Hat Sie Recht?", "Qui a vu Paul?", "Amt Bern Termin")))

@@ -1,15 +1,13 @@
-"""What WordNet says of English words: general words, names and antonyms, and which words may stand for each other.
+"""English words from WordNet: general words, names, irregular forms, antonyms, frequent words.
 
-`lab/experiments/general_words.py` made the files; `general_words.LICENSE.txt` is their licence. Each is loaded when first
+`lab/experiments/general_words.py` made `general_words.xz`; `general_words.LICENSE.txt` is its licence. It is loaded when first
 needed, in some hundredths of a second.
 """
 
 import lzma
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Final
@@ -43,6 +41,7 @@ class GeneralWords:
         forms: irregular forms, each with its base.
         antonyms: pairs of words, each in alphabetical order.
         homographs: words that texts often have, and that mean something else with a capital.
+        often: words that texts often have, in their base form.
     """
 
     common: frozenset[str]
@@ -50,6 +49,7 @@ class GeneralWords:
     forms: Mapping[str, str]
     antonyms: frozenset[tuple[str, str]]
     homographs: frozenset[str]
+    often: frozenset[str]
 
     def is_common(self, word: str) -> bool:
         """Return whether a word in lower case is a general word or a regular or irregular form of one."""
@@ -58,6 +58,10 @@ class GeneralWords:
     def is_known(self, word: str) -> bool:
         """Return whether a word in lower case is a general word, a form of one, or a name."""
         return self.is_common(word) or word in self.names
+
+    def is_frequent(self, word: str) -> bool:
+        """Return whether a word in lower case, in any form, is one that texts often have."""
+        return not self.often.isdisjoint(forms(word))
 
     def are_antonyms(self, one: str, other: str) -> bool:
         """Return whether two words in lower case, in any form, mean the opposite of each other."""
@@ -68,16 +72,12 @@ class GeneralWords:
         )
 
 
-def _lines(name: str) -> list[list[str]]:
-    """Return the words of each line of a file of this package."""
-    packed = (resources.files(__package__) / name).read_bytes()
-    return [line.split() for line in lzma.decompress(packed).decode("ascii").splitlines()]
-
-
 @cache
 def general_words() -> GeneralWords:
     """Return the words, loaded once."""
-    common, names, forms, antonyms, homographs = _lines("general_words.xz")
+    packed = (resources.files(__package__) / "general_words.xz").read_bytes()
+    lines = lzma.decompress(packed).decode("ascii").splitlines()
+    common, names, forms, antonyms, homographs, often = map(str.split, lines)
     pairs = (pair.partition(":") for pair in antonyms)
     return GeneralWords(
         frozenset(common),
@@ -85,6 +85,7 @@ def general_words() -> GeneralWords:
         {form: base for form, _, base in (pair.partition(":") for pair in forms)},
         frozenset((one, other) for one, _, other in pairs),
         frozenset(homographs),
+        frozenset(often),
     )
 
 
@@ -114,53 +115,6 @@ def bases(word: str) -> Iterator[str]:
         yield stem + more
 
 
-class Relation(IntEnum):
-    """How two words belong together, the closest first."""
-
-    SAME = 1
-    DERIVED = 2
-    SYNONYM = 3
-    NONE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RelatedWords:
-    """Words in lower case, in their base form.
-
-    Attributes:
-        often: words that texts have often.
-        synonyms: each word with those that share one of its first meanings.
-        derived: each word with those that it is derived from, or that are derived from it: decide, decision.
-    """
-
-    often: frozenset[str]
-    synonyms: Mapping[str, frozenset[str]]
-    derived: Mapping[str, frozenset[str]]
-
-    def is_frequent(self, word: str) -> bool:
-        """Return whether a word in lower case, in any form, is one that texts have often."""
-        return not self.often.isdisjoint(forms(word))
-
-
-@cache
-def related_words() -> RelatedWords:
-    """Return the words, loaded once."""
-    often, synonyms, derived = _lines("related_words.xz")
-    return RelatedWords(frozenset(often), _both_ways(synonyms), _both_ways(derived))
-
-
-@lru_cache(maxsize=16384)
-def relation(one: str, other: str) -> Relation:
-    """Return how two words in lower case, in any form, belong together; symmetric."""
-    here, there = forms(one), forms(other)
-    if not here.isdisjoint(there):
-        return Relation.SAME
-    known = related_words()
-    if _meet(known.derived, here, there):
-        return Relation.DERIVED
-    return Relation.SYNONYM if _meet(known.synonyms, here, there) else Relation.NONE
-
-
 @lru_cache(maxsize=16384)
 def forms(word: str) -> frozenset[str]:
     """Return a word in lower case and the words that it may be a form of; "longer" and "owner" are no forms of others."""
@@ -168,15 +122,3 @@ def forms(word: str) -> frozenset[str]:
     graded = word.endswith(("er", "est", "ly"))
     found = set() if graded else {base for base in bases(word) if base in known.common}
     return frozenset({word, known.forms.get(word, word), *found})
-
-
-def _meet(table: Mapping[str, frozenset[str]], here: frozenset[str], there: frozenset[str]) -> bool:
-    return any(not table[word].isdisjoint(there) for word in here if word in table)
-
-
-def _both_ways(pairs: list[str]) -> Mapping[str, frozenset[str]]:
-    table = defaultdict(set)
-    for one, _, other in (pair.partition(":") for pair in pairs):
-        table[one].add(other)
-        table[other].add(one)
-    return {word: frozenset(others) for word, others in table.items()}

@@ -1,1 +1,0 @@
-"""Normalizes English questions: `words` → `dates` → `parse` (into a `clause`) → `terms`, called by `normalize`."""
