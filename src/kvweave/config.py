@@ -119,7 +119,7 @@ class AnswersConfig:
     """The answer cache, and the check of answers.
 
     Attributes:
-        answer_threshold: Least cosine similarity of two questions that may share an answer, 0..1 (PerCache's τ).
+        answer_threshold: Least cosine similarity at which an earlier answer becomes a draft, and questions are compared for prediction, 0..1 (PerCache's τ).
         answer_limit_bytes: Cap of the answer cache; 0 turns it off.
         check_answers: Replace an answer by "The documents do not say." if its words are not in the passages. The answer then
             appears only when it is complete.

@@ -1,1 +1,1 @@
-"""Answers that were given before: which questions may share one, and when one is no longer valid."""
+"""Answers given before: which questions may share one, and when one becomes invalid."""

@@ -27,13 +27,13 @@ from kvweave.results import Source
 from kvweave.text import clean_text
 
 _CANDIDATES: Final = 8
-"""How many of the nearest stored questions are compared with a new one word by word."""
+"""The number of nearest stored questions that are compared with a new one word by word."""
 
 _LEAST_COSINE: Final = 0.4
 """Stored questions below are not compared, unless they have almost the same letters."""
 
 _RECENT_QUESTIONS: Final = 2048
-"""How many questions `AnswerCache.nearest` compares: that takes a few milliseconds."""
+"""The number of questions that `AnswerCache.nearest` compares: that takes a few milliseconds."""
 
 # Numbers in the table `bank_facts`
 _HITS: Final = "given"
@@ -76,7 +76,7 @@ class AnswerCache:
     def find(
         self, question: str, vector: Callable[[], Vector], settings: AnswerSettings, threshold: float
     ) -> CachedAnswer | None:
-        """Return the answer to the most similar question that is the same, or None.
+        """Return the stored answer to the same question, the most similar one first, or None.
 
         The caller checks whether an answer of an earlier epoch is still made from the best chunks.
 
@@ -84,7 +84,7 @@ class AnswerCache:
             question: as asked.
             vector: returns its vector (dimensions,) of length 1; called only if needed.
             settings: of the request.
-            threshold: τ, 0..1; not applied to a question in the very same words.
+            threshold: τ, the least cosine of near questions, 0..1; see `Matcher.compare`.
         """
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return None
@@ -102,7 +102,7 @@ class AnswerCache:
     def _first_same(
         self, question: str, alike: list[tuple[CachedAnswer, float]], threshold: float
     ) -> CachedAnswer | None:
-        """Return the first of some answers with their cosines whose question is the same, or None."""
+        """Return the first answer whose question asks the same, or None. `alike` pairs answers with cosines."""
         for candidate, cosine in alike:
             compared = self.matcher.compare(question, candidate.question, cosine, threshold)
             if compared.sameness == "same":
@@ -110,9 +110,9 @@ class AnswerCache:
         return None
 
     def nearest(self, vector: Vector, settings: AnswerSettings, threshold: float) -> CachedAnswer | None:
-        """Return the answer to the question nearest to a vector (dimensions,), be it the same question or not.
+        """Return the answer to the recently used question with the highest cosine to a vector (dimensions,), or None below `threshold`.
 
-        Compares with recently used questions; None if none has a cosine of at least `threshold`.
+        It may be another question.
         """
         ids, vectors = self._entries.recently_used(settings, _RECENT_QUESTIONS)
         if not ids:
@@ -135,14 +135,14 @@ class AnswerCache:
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
     def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
-        """Return the settings with a smaller `top_k`, alike in all else, that have answers; the greatest `top_k` first.
+        """Return the settings that have answers and differ only in a smaller `top_k`, the greatest `top_k` first.
 
-        Such an answer is of use where the chunks asked for beyond its own do not bear on the question.
+        Such an answer is usable if the further chunks do not bear on the question.
         """
         return self._entries.narrower(settings)
 
     def move(self, answer: CachedAnswer, settings: AnswerSettings) -> CachedAnswer:
-        """Store an answer under settings that it was found to be good for too, in place of its own; return it."""
+        """Store an answer under other settings instead of its own, and return it."""
         self._entries.move(answer.id, settings)
         return replace(answer, settings=settings)
 
@@ -169,7 +169,7 @@ class AnswerCache:
         asked: bool = True,
         ahead_s: float = 0.0,
     ) -> bool:
-        """Store an answer in place of an earlier one to the same words; return whether it was worth storing.
+        """Store an answer in place of an earlier one to the same words; return False if it is not worth storing.
 
         Call it in the transaction that has checked that the documents of `provenance` still exist. An empty answer, or
         one to a time-sensitive question, is not stored. `asked` is False for an answer that was computed ahead: it does
@@ -198,7 +198,7 @@ class AnswerCache:
                 self._eviction.evict()
 
     def add_asked(self, question: str, vector: Vector, settings: AnswerSettings) -> None:
-        """Add a question that was answered in a conversation, as pending; one that is in the cache is used once more."""
+        """Add a question that a user asked, as pending; count a use of one that is in the cache."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return
         with self._database.transaction():
@@ -225,7 +225,7 @@ class AnswerCache:
     def documents_changed(self, gone: Iterable[str] = ()) -> int:
         """Record a change of the document list in this transaction; `gone` are the versions that leave it.
 
-        Returns how many answers were made from them: these are dropped and their questions become pending.
+        Drops the answers that were made from them, makes their questions pending, and returns the number of these.
         """
         return self._invalidation.documents_changed(gone)
 
@@ -234,16 +234,16 @@ class AnswerCache:
         return self._entries.answered_before(self.epoch)
 
     def get(self, id_: int) -> CachedAnswer | None:
-        """Return the answer in a row; None if it has none any more."""
+        """Return the answer in a row, or None if it was dropped."""
         return self._entries.get(id_)
 
     def stored(self, question: str, settings: AnswerSettings) -> CachedAnswer | None:
-        """Return the answer to a question in these very words; None if it has none."""
+        """Return the answer to a question in exactly these words, or None."""
         id_ = self._entries.id_of(question, settings)
         return None if id_ is None else self._entries.get(id_)
 
     def ahead_s(self, answer: CachedAnswer) -> float | None:
-        """Return the seconds that computing an answer ahead took; None for one that a user waited for."""
+        """Return the seconds that computing an answer ahead took, or None if a user waited for it."""
         return self._entries.ahead_s(answer.id)
 
     def confirm(self, answer: CachedAnswer, epoch: int) -> None:
@@ -259,7 +259,7 @@ class AnswerCache:
     def pending(
         self, most: int = 100, reasons: Iterable[PendingReason] | None = None, without: Iterable[str] = ()
     ) -> list[PendingQuestion]:
-        """Return questions without a usable answer, for these reasons or for any, without some; the longest pending first."""
+        """Return pending questions, the longest pending first: for `reasons` or for any, leaving out those of `without`."""
         return self._entries.pending(most, reasons, without)
 
     def most_used(self) -> list[tuple[str, AnswerSettings]]:
@@ -309,7 +309,7 @@ class Invalidation:
             )
 
     def documents_changed(self, gone: Iterable[str]) -> int:
-        """Start the next epoch and drop the answers made from versions that are gone; return how many."""
+        """Start the next epoch and drop the answers made from versions that are gone; return their number."""
         versions = json.dumps(list(gone))
         with self._database.transaction():
             self._entries.increase(_EPOCH)

@@ -85,7 +85,7 @@ class Entries:
     # Numbers about the whole table
 
     def counter(self, name: str) -> float:
-        """Return a stored number about the cache; 0 if it was never set."""
+        """Return a stored number about the cache, 0 by default."""
         rows = self._database.query("SELECT value FROM bank_facts WHERE name = ?", (name,))
         return float(rows[0][0]) if rows else 0.0
 
@@ -98,7 +98,7 @@ class Entries:
         )
 
     def count(self) -> EntryCounts:
-        """Return how much the table holds."""
+        """Return the numbers of questions and their size."""
         rows = self._database.query(
             "SELECT count(*), count(answer), count(waiting), coalesce(sum(bytes), 0) FROM banked_questions"
         )
@@ -145,14 +145,14 @@ class Entries:
         return int(rows[0][0])
 
     def set_ahead(self, id_: int, seconds: float | None) -> None:
-        """Record how long computing an answer ahead took; None for one that its user waited for."""
+        """Record the seconds that computing an answer ahead took; None if its user waited for it."""
         if seconds is None:
             self._database.execute("DELETE FROM answers_ahead WHERE question = ?", (id_,))
         else:
             self._database.execute("INSERT OR REPLACE INTO answers_ahead VALUES (?, ?)", (id_, seconds))
 
     def ahead_s(self, id_: int) -> float | None:
-        """Return how long computing an answer ahead took; None for one that its user waited for."""
+        """Return the seconds that computing an answer ahead took, or None if its user waited for it."""
         rows = self._database.query("SELECT seconds FROM answers_ahead WHERE question = ?", (id_,))
         return float(rows[0][0]) if rows else None
 
@@ -165,7 +165,7 @@ class Entries:
         )
 
     def drop_answers(self, ids: Iterable[int], reason: PendingReason) -> int:
-        """Delete the answers of some questions, which become pending; return how many had one."""
+        """Delete the answers of some questions, which become pending; return the number of deleted answers."""
         return self._database.execute(
             """UPDATE banked_questions SET answer = NULL, sources = '[]', chunks = '[]',
                  bytes = bytes - length(CAST(answer AS BLOB)) - length(sources) - length(chunks) + 4,
@@ -206,11 +206,11 @@ class Entries:
     # Reading
 
     def contains(self, question: str, settings: AnswerSettings) -> bool:
-        """Return whether the table holds a question in these very words, answered or not."""
+        """Return whether the table holds a question in exactly these words, answered or not."""
         return self.id_of(question, settings) is not None
 
     def id_of(self, question: str, settings: AnswerSettings) -> int | None:
-        """Return the id of a question in these very words, answered or not; None if there is none."""
+        """Return the id of a question in exactly these words, answered or not, or None."""
         rows = self._database.query(
             "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
             (encoded(settings), clean_text(question)),
@@ -218,14 +218,14 @@ class Entries:
         return int(rows[0][0]) if rows else None
 
     def get(self, id_: int) -> CachedAnswer | None:
-        """Return the answer to a question by its id; None if it has none."""
+        """Return the answer to a question by its id, or None."""
         rows = self._database.query(
             f"SELECT {_COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
         )
         return _cached_answer(rows[0]) if rows else None
 
     def candidates(self, question: str, settings: AnswerSettings) -> list[CachedAnswer]:
-        """Return the answers to questions with the same key, that to the very same words first."""
+        """Return the answers to questions with the same key, first the one to exactly the same words."""
         text = clean_text(question)
         rows = self._database.query(
             f"""SELECT {_COLUMNS} FROM banked_questions
@@ -246,7 +246,7 @@ class Entries:
     def neighbours(
         self, question: str, vector: Vector, settings: AnswerSettings, most: int, at_least: float
     ) -> list[tuple[CachedAnswer, float]]:
-        """Return the answers to the questions nearest to one by its vector (dimensions,), then by letters, each with its cosine."""
+        """Return the answers to the most similar questions, each with its cosine: first by vector (dimensions,), then by letters."""
         near = self._neighbours.nearest(clean_text(question), vector, encoded(settings), most, at_least)
         answers = ((self.get(id_), cosine) for id_, cosine in near)
         return [(answer, cosine) for answer, cosine in answers if answer is not None]
@@ -276,7 +276,7 @@ class Entries:
     def pending(
         self, most: int, reasons: Iterable[PendingReason] | None, without: Iterable[str] = ()
     ) -> list[PendingQuestion]:
-        """Return questions that are pending for these reasons, or for any, without some; the longest pending first."""
+        """Return pending questions, the longest pending first: for `reasons` or for any, leaving out those of `without`."""
         rows = self._database.query(
             """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
                WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))

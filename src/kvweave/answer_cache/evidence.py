@@ -1,6 +1,6 @@
 """Parses predicted questions from a model's reply, and filters out those that are not worth an answer.
 
-The filters go by words and drop a question, a summary or an answer in case of doubt: that costs only its prediction.
+The filters compare words. In case of doubt they drop a question, a summary or an answer, which costs only its prediction.
 """
 
 import re
@@ -77,7 +77,7 @@ def keeps_decisive_words(one: str, other: str) -> bool:
 
 
 def repeats(text: str) -> bool:
-    """Return whether a text goes round in circles, as those of small models do: in words, phrases or sentences."""
+    """Return whether a text repeats words, phrases or sentences, as the texts of small models do."""
     if _loops([word.casefold() for word in WORD.findall(text)]):
         return True
     sentences = [
@@ -102,19 +102,19 @@ def unknown_words(text: str, chunks: Iterable[str]) -> frozenset[str]:
 
 
 def is_invented(summary: str, chunks: Sequence[str]) -> bool:
-    """Return whether too many content words of a summary are in none of the chunks that it is of."""
+    """Return whether too many content words of a summary are missing in its chunks."""
     content = content_words(summary)
     return len(unknown_words(summary, chunks)) > _MOST_UNKNOWN * len(content)
 
 
 def names_answer(question: str, answer: str) -> bool:
-    """Return whether a question names the answer that it was made for, so that it asks for something else: "Who is Dr Pyne?"."""
+    """Return whether a question contains the answer that it was made for, so that it asks for something else: "Who is Dr Pyne?"."""
     said = content_stems([answer])
     return bool(said) and said <= content_stems([question])
 
 
 def is_other_language(text: str, chunks: Iterable[str]) -> bool:
-    """Return whether a text is in another language than chunks, by its most frequent words; False if it has none of those."""
+    """Return whether the function words of a text are of another language than those of chunks; False without function words."""
     words = [word.casefold() for word in WORD.findall(text)]
     counts = function_word_counts(words)
     usual = language_of(word.casefold() for chunk in chunks for word in WORD.findall(chunk))
@@ -122,9 +122,9 @@ def is_other_language(text: str, chunks: Iterable[str]) -> bool:
 
 
 def is_supported(question: str, answer: str, chunks: Sequence[str]) -> bool:
-    """Return whether chunks hold what an answer says beyond its question: every name and number, and most other words.
+    """Return whether chunks contain what an answer adds to its question: every name and number, and most other words.
 
-    An answer that says nothing beyond it, such as a bare "yes", cannot be checked.
+    An answer that adds nothing, such as a bare "yes", cannot be checked.
     """
     asked, known, exact = stems([question]), stems(chunks), lower_words(chunks)
     said = {word: stem(word) for word in content_words(answer) if stem(word) not in asked}
@@ -135,7 +135,7 @@ def is_supported(question: str, answer: str, chunks: Sequence[str]) -> bool:
 
 
 def is_non_answer(answer: str) -> bool:
-    """Return whether an answer, in English, is empty or says that there is none."""
+    """Return whether an English answer is empty or says that the answer is not known."""
     return not answer.strip() or _NO_ANSWER.search(answer) is not None
 
 
@@ -151,5 +151,5 @@ def _loops(words: Sequence[str]) -> bool:
 
 
 def _decisive_words(question: str) -> tuple[frozenset[str], bool]:
-    """Return the names and numbers of a question, and whether it is negative."""
+    """Return the names and numbers of a question, and whether it is negated."""
     return names(question), is_negated(question)

@@ -1,9 +1,8 @@
-"""Tells whether two questions are the same but for typing errors.
+"""Finds out whether two questions differ only in typing errors.
 
-Only the misspelt words differ, so the stored question shows the intended word. A non-dictionary word one letter away from it is
-accepted. It is rejected if another word is likelier, or if it is an opposite, number, negation or direction. `Mistyped.rivals` lists
-equally likely words; the caller checks that the documents lack them. Names,
-numbers and codes are never taken for each other; a name only for itself with two letters swapped.
+The stored question shows the intended word. A word in no list, one letter away from it, is accepted as a typing error. It is rejected if
+another word is likelier, or if it could be an opposite, a number, a negation or a direction. `Mistyped.rivals` lists equally likely
+words; the caller checks that the documents lack them. Numbers and codes are never corrected. In names only two swapped letters are.
 """
 
 import unicodedata
@@ -85,11 +84,11 @@ _COMPARATIVES: Final = frozenset("more less rather other fewer better worse soon
 
 @dataclass(frozen=True, slots=True)
 class Mistyped:
-    """The difference between two questions that are the same but for typing errors. Words in lower case.
+    """The typing errors by which two questions differ. Words are in lower case.
 
     Attributes:
         errors: words that were taken for errors.
-        rivals: other words that they are as likely errors of.
+        rivals: other words that they could equally be typing errors of.
     """
 
     errors: tuple[str, ...] = ()
@@ -98,7 +97,7 @@ class Mistyped:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What tells about two words where they stand.
+    """The place of two words in their questions.
 
     Attributes:
         begins: whether they begin the questions.
@@ -112,7 +111,7 @@ class _Place:
 
 
 def mistyped(one: str, other: str) -> Mistyped | None:
-    """Return how two cleaned texts differ if it is by typing errors alone; symmetric. None if they differ by more or by nothing."""
+    """Return the typing errors by which two cleaned texts differ, or None if they are equal or differ in more; symmetric."""
     if (has_symbols(one) or has_symbols(other)) and _signs(one) != _signs(other):
         return None
     first, second = split_words(one), split_words(other)
@@ -120,12 +119,12 @@ def mistyped(one: str, other: str) -> Mistyped | None:
 
 
 def _signs(text: str) -> str:
-    """Return what a text says otherwise than in words."""
+    """Return the signs and digits of a text, without common punctuation."""
     return "".join(sign for sign in text if not (sign.isalpha() or sign.isspace() or sign in "?!.,'\""))
 
 
 def _differing(one: Sequence[Word], other: Sequence[Word]) -> Mistyped | None:
-    """Walk along two texts, whose words are equal or errors of each other; a word may be typed twice, and spaces be misplaced."""
+    """Compare two texts word by word; a word may be typed twice, and spaces may be misplaced."""
     errors: list[str] = []
     rivals: list[str] = []
     i = j = 0
@@ -152,7 +151,7 @@ def _differing(one: Sequence[Word], other: Sequence[Word]) -> Mistyped | None:
 
 
 def _is_unsaid(words: Sequence[Word], at: int) -> bool:
-    """Return whether a word is typed twice that is never said twice, or is the apostrophe alone that ends a possessive: "the members' fee"."""
+    """Return whether a word is an accidental repetition, or the apostrophe of a possessive: "the members' fee"."""
     text, before = words[at].text, words[at - 1].text if at else ""
     if text == OWNER:
         return before.endswith("s")
@@ -160,7 +159,7 @@ def _is_unsaid(words: Sequence[Word], at: int) -> bool:
 
 
 def _spaced(one: Sequence[Word], other: Sequence[Word]) -> tuple[int, int] | None:
-    """Return how many words of either begin the texts and have the same letters, though not the same spaces: "howmuch", "doe sthe"."""
+    """Return the numbers of first words of both texts that have the same letters and other spaces ("howmuch", "doe sthe"), or None."""
     for word, words, turned in ((one[0], other, False), (other[0], one, True)):
         full = _UNMARKED.get(word.text)
         if full and tuple(each.text for each in words[: len(full)]) == full:
@@ -177,7 +176,7 @@ def _spaced(one: Sequence[Word], other: Sequence[Word]) -> tuple[int, int] | Non
 
 
 def _is_owner(word: Word, words: Sequence[Word]) -> bool:
-    """Return whether a word is the possessive that begins a text, without its apostrophe: "Annas", "the members fee"."""
+    """Return whether `word` is the possessive at the start of `words` without its apostrophe: "Annas", "the members fee"."""
     if len(words) < 2 or words[1].text != OWNER:
         return False
     owner = words[0].text
@@ -203,7 +202,7 @@ def _same_letters(one: Sequence[Word], other: Sequence[Word]) -> bool:
 
 
 def _confused(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> tuple[int, int] | None:
-    """Return how many words of either are typed for each other at two places."""
+    """Return the numbers of words at two places that are often confused with each other ("its", "it is"), or None."""
     for pair in _CONFUSED:
         for here, there in (pair, pair[::-1]):
             found = _texts(one[i : i + len(here)]) == here and _texts(other[j : j + len(there)]) == there
@@ -217,7 +216,7 @@ def _texts(words: Sequence[Word]) -> tuple[str, ...]:
 
 
 def _fits(word: str, before: Sequence[Word], after: Sequence[Word]) -> bool:
-    """Return whether only a word, not the one it is confused with, can stand at a place."""
+    """Return whether only `word` fits between two parts of a text, and not the word that it is confused with."""
     if word == "than":
         return bool(before) and (before[-1].text.endswith("er") or before[-1].text in _COMPARATIVES)
     if word == "where":
@@ -226,7 +225,7 @@ def _fits(word: str, before: Sequence[Word], after: Sequence[Word]) -> bool:
 
 
 def _place(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> _Place:
-    """Return what tells about the words at two places of two texts; symmetric."""
+    """Return the place of words `i` and `j` of two texts; symmetric."""
     before = {words[at - 1].text for words, at in ((one, i), (other, j)) if at}
     return _Place(
         begins=not i and not j,
@@ -236,14 +235,14 @@ def _place(one: Sequence[Word], i: int, other: Sequence[Word], j: int) -> _Place
 
 
 def _is_inverted(words: Sequence[Word]) -> bool:
-    """Return whether a verb with a tense follows within a few words, and in the same clause: "days did we stay"."""
+    """Return whether a helping verb follows within a few words of the same clause: "days did we stay"."""
     texts = _texts(words[:_MOST_COUNTED])
     clause = next((n for n, text in enumerate(texts) if text in QUESTION_WORDS or text == "that"), len(texts))
     return not _WITH_TENSE.isdisjoint(texts[:clause])
 
 
 def _slip(one: Word, other: Word, place: _Place) -> Mistyped | None:
-    """Return the errors if one of two words is an error of the other."""
+    """Return the errors if one of two words is a typing error of the other, or None."""
     parts = [word.text.split("-") for word in (one, other)]
     if len(parts[0]) == len(parts[1]) > 1:
         unlike = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
@@ -270,7 +269,7 @@ def _of_two(one: str, other: str, named: bool, place: _Place) -> Mistyped | None
 
 
 def _rivals(typed: str, meant: str, named: bool, place: _Place) -> tuple[str, ...] | None:
-    """Return the words that a word is as likely an error of as of the one that is meant; None if it is no error of that."""
+    """Return the words that `typed` could equally be a typo of, or None if it is no typo of `meant`."""
     if is_word(typed):
         if _is_rare_slip(typed, meant, named):
             return ()
@@ -311,9 +310,9 @@ def _rivals(typed: str, meant: str, named: bool, place: _Place) -> tuple[str, ..
 
 
 def _others(typed: str, meant: str, kind: int, place: _Place) -> dict[str, int]:
-    """Return the other words that a word may be an error of, each with the kind of error.
+    """Return the other words that `typed` may be a typo of, each with the kind of error.
 
-    Words of grammar only in place of such ones, and no other words there: they would not fit. Measures likewise.
+    A function word can only stand in place of another function word, and a word behind "how" only for another such word.
     """
     functions = words_of_grammar()
     fit = functions | NUMBERS_AND_DATES
@@ -333,20 +332,20 @@ def _others(typed: str, meant: str, kind: int, place: _Place) -> dict[str, int]:
 
 
 def _is_plural(one: str, other: str) -> bool:
-    """Return whether one of two words is the other one's plural, which seldom changes an answer."""
+    """Return whether one of two words is the plural of the other, which seldom changes an answer."""
     short, long = sorted((one, other), key=len)
     return long in (f"{short}s", f"{short}es")
 
 
 def _is_decisive(word: str, meant: str) -> bool:
-    """Return whether another word than the one that is meant changes an answer wherever it stands."""
+    """Return whether `word` in place of `meant` changes an answer wherever it stands."""
     if word in NUMBERS_AND_DATES or word in NEGATIONS or word in RESTRICTIONS or word in CONDITIONS:
         return True
     return word in QUESTION_WORDS or word in PREPOSITIONS or {word, meant} <= UNITS
 
 
 def _are_opposed(one: str, other: str) -> bool:
-    """Return whether words mean the opposite, or the two sides of one deed: employer, employee."""
+    """Return whether two words are opposites, or two sides of one action: employer, employee."""
     if opposed({one}, {other}):
         return True
     stems = [
@@ -357,7 +356,7 @@ def _are_opposed(one: str, other: str) -> bool:
 
 
 def _is_slip_of_number(typed: str, meant: str) -> bool:
-    """Return whether a word is an error of a number or a part of a date, and of no other of these."""
+    """Return whether `typed` is a typo of this number or part of a date and of no other."""
     kind = kind_of_any(typed, meant)
     if kind is None or len(meant) < {SWAPPED: SHORT + 1, TWO: LEAST_LETTERS[TWO]}.get(kind, _LONG):
         return False
@@ -366,7 +365,7 @@ def _is_slip_of_number(typed: str, meant: str) -> bool:
 
 
 def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
-    """Return whether a word that texts hardly have is a frequent one with two letters swapped: "sene"; or "form", for "from"."""
+    """Return whether a rare word is a frequent one with two letters swapped ("sene"), or "form" stands for "from"."""
     if named or typed[0] != meant[0] or typed in words_of_grammar() or not is_swapped(typed, meant):
         return False
     if meant in PREPOSITIONS:
@@ -377,10 +376,9 @@ def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
 
 
 def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
-    """Return whether a word that is one makes no sense where the other question has the word that is meant.
+    """Return whether `typed`, though a word, cannot stand where the other question has `meant`.
 
-    It has a meaning where a word of grammar is needed ("more tan one"), or it is a helping verb where a measure is
-    ("how may days did it take").
+    A content word cannot stand for a function word ("more tan one"), nor a helping verb behind "how" ("how may days did it take").
     """
     if typed in NUMBERS_AND_DATES - {"may"}:
         return False
@@ -392,7 +390,7 @@ def _is_out_of_place(typed: str, meant: str, place: _Place) -> bool:
 
 
 def _is_variant(typed: str, meant: str) -> bool:
-    """Return whether a word is another regular form than the right one: "payed", "budgetted"."""
+    """Return whether `typed` is a wrong regular form of the same word: "payed", "budgetted"."""
     base = general_words().forms.get(meant)
     if base and typed == f"{base}ed" and not is_general(typed.removesuffix("d")):
         return True

@@ -1,4 +1,4 @@
-"""Finds the answered questions whose vectors are nearest to one, or whose letters are, in memory.
+"""Finds the answered questions with the most similar vectors or letters, in memory.
 
 Typing errors move a vector far and change few letters. A process reads the questions once, and later those that came in.
 Does not know what the questions say.
@@ -12,10 +12,10 @@ from kvweave.answer_cache.records import Vector
 from kvweave.database import Database
 
 _MOST_SETTINGS: Final = 4
-"""How many settings have their vectors in memory."""
+"""The number of settings whose vectors are in memory."""
 
 _MOST_LETTERS: Final = 6
-"""How many letters and digits a question may have more or less than another one that it may be with typing errors."""
+"""The number of letters and digits by which a question with typing errors may differ from the stored one."""
 
 _LONGEST: Final = 400
 """Longer questions are not searched for by their letters."""
@@ -35,10 +35,10 @@ class Neighbours:
     def nearest(
         self, question: str, vector: Vector, answer_settings: str, most: int, at_least: float
     ) -> list[tuple[int, float]]:
-        """Return ids and cosines of the `most` questions nearest to a vector (dimensions,), the nearest first.
+        """Return ids and cosines of the `most` questions with the highest cosine to a vector (dimensions,), the highest first.
 
-        Those with a cosine below `at_least` are left out. Then come at most so many others that have almost the letters of `question`,
-        the most alike first. Takes a few milliseconds for 10,000 questions.
+        Those below `at_least` are left out. Then come up to `most` others with almost the same letters as `question`, the most similar
+        first. Takes a few milliseconds for 10,000 questions.
         """
         versions, vectors, letters = self._arrays(answer_settings)
         if not versions or vectors.shape[1] != len(vector):
@@ -75,7 +75,7 @@ class Neighbours:
     def _read(
         self, versions: Versions, old: Versions, arrays: tuple[Any, ...]
     ) -> tuple[Versions, tuple[Any, Any]]:
-        """Return the versions that still have a vector, with vectors and letters: the old ones, and the new ones from the table."""
+        """Return the versions that still have a vector, with vectors and letters, reading only new ones from the table."""
         import json
 
         import numpy as np
@@ -103,7 +103,7 @@ class Neighbours:
 
 
 def _letters(questions: Sequence[str]) -> Any:
-    """Return how often each of the 26 letters and 10 digits is in each question, (questions, 36); none of a long question."""
+    """Return the counts of the 26 letters and 10 digits in each question, (questions, 36); zeros for a long question."""
     import numpy as np
 
     signs = [text.lower().encode("ascii", "ignore") if len(text) <= _LONGEST else b"" for text in questions]

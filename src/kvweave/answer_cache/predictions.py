@@ -1,4 +1,4 @@
-"""What question prediction stores: a summary of the documents, the questions asked, and the questions predicted.
+"""The stored data of question prediction: a summary of the documents, the questions asked, and the questions predicted.
 
 It is part of the knowledge base's own database, so the commit that removes a document also deletes what came from it.
 """
@@ -39,13 +39,13 @@ that the question was made for.
 
 @dataclass(frozen=True, slots=True)
 class PredictionTotals:
-    """What prediction has done.
+    """Totals of question prediction.
 
     Attributes:
         predicted: number of questions kept, by origin.
         dropped: number of questions dropped, and `reasons` by reason.
         served: number of kept questions whose answer a user got at least once.
-        given: how often users got such answers.
+        given: number of times that users got such answers.
     """
 
     predicted: dict[str, int]
@@ -81,7 +81,7 @@ class PredictedQuestion:
 
 
 class PredictionStore:
-    """All of it together. Questions are passed as `clean_text` returns them."""
+    """The tables of question prediction. Questions are passed as `clean_text` returns them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -106,9 +106,9 @@ class PredictionStore:
                 self.worth.add_hit(origin)
 
     def documents_changed(self, gone: Iterable[str]) -> list[str]:
-        """Delete what came from versions that are gone, in this transaction; return the predicted questions deleted.
+        """Delete everything made from versions that are gone, in this transaction; return the deleted questions.
 
-        What predictions are worth is counted from 0 again.
+        Also restarts the counts of `PredictionWorth`.
         """
         versions = list(gone)
         with self._database.transaction():
@@ -220,7 +220,7 @@ class PredictedQuestions:
         dropped: DropReason | None = None,
         answer: str = "",
     ) -> None:
-        """Add a new prediction with the versions of the documents it was made from, and the answer it was made for."""
+        """Add a prediction with the versions of its documents and, if it was made for one, its answer."""
         with self._database.transaction():
             self._database.execute(
                 "INSERT OR IGNORE INTO predicted_questions (question, origin, made_at, dropped) VALUES (?, ?, ?, ?)",
@@ -236,7 +236,7 @@ class PredictedQuestions:
                 )
 
     def wanted_answer(self, question: str) -> str:
-        """Return the answer that a question was made for; empty if the model chose what to ask."""
+        """Return the answer that a question was made for, or an empty text if the model chose the subject."""
         rows = self._database.query("SELECT answer FROM predicted_answers WHERE question = ?", (question,))
         return str(rows[0][0]) if rows else ""
 
@@ -262,7 +262,7 @@ class PredictedQuestions:
     def record_hit(self, question: str) -> PredictionOrigin | None:
         """Count an answer given to a user, if its question was predicted and no user had asked it before.
 
-        Returns what the question was predicted from if it was counted, else None.
+        Returns the origin of the question if it was counted, else None.
         """
         origin = self.origin_of(question)
         changed = self._database.execute(
@@ -271,12 +271,12 @@ class PredictedQuestions:
         return origin if changed else None
 
     def origin_of(self, question: str) -> PredictionOrigin | None:
-        """Return what a question was predicted from; None if it was not."""
+        """Return the origin of a predicted question, or None."""
         rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
         return rows[0][0] if rows else None
 
     def of(self, origins: Iterable[PredictionOrigin]) -> list[str]:
-        """Return the questions that were predicted from one of these."""
+        """Return the questions with one of these origins."""
         rows = self._database.query(
             "SELECT question FROM predicted_questions WHERE origin IN (SELECT value FROM json_each(?))",
             (json.dumps(list(origins)),),
@@ -299,7 +299,7 @@ class PredictedQuestions:
         return [question for (question,) in rows]
 
     def latest(self, most: int) -> list[PredictedQuestion]:
-        """Return the latest predictions, those that users made use of first."""
+        """Return the latest predictions, first those whose answers users got."""
         rows = self._database.query(
             """SELECT question, origin, dropped, given, asked FROM predicted_questions
                ORDER BY (given > 0 OR asked) DESC, made_at DESC, question LIMIT ?""",

@@ -64,7 +64,7 @@ _TODAY_PARTS: Final = re.compile(
 
 @lru_cache(maxsize=4096)
 def is_english(text: str) -> bool:
-    """Return whether nothing in a cleaned text tells that it is in another language than English."""
+    """Return whether a cleaned text may be English: no word or letter shows another language."""
     if text.startswith(_OPENING_MARKS) or _mostly_in_other_letters(text):
         return False
     words = list(_lower_words(text))
@@ -161,7 +161,7 @@ def is_surely_english(text: str) -> bool:
 
 
 def _lower_words(text: str) -> Iterator[str]:
-    """Return the words in lower case that are no names: the first one, and those without a capital."""
+    """Yield the words in lower case that are not names: the first one, and those without a capital."""
     if text.isupper():
         text = text.lower()
     for number, word in enumerate(_WORDS_WITH_APOSTROPHES.findall(text)):
@@ -174,7 +174,7 @@ def _lower_words(text: str) -> Iterator[str]:
 
 
 def _is_alien(word: str) -> bool:
-    """Return whether a word is a function word of other languages alone, or has letters that English words lack."""
+    """Return whether a word is a function word of other languages only, or has letters that English words lack."""
     if not word.isascii():
         return True
     return word in _foreign_words()

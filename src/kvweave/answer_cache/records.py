@@ -17,8 +17,8 @@ PendingReason = Literal["matched", "changed", "stale", "asked", "predicted", "pr
 """Why a question has no usable answer.
 
 matched: it was answered with another question's answer; changed: a document behind its answer changed or was removed;
-stale: newer chunks fit it better; asked: it was asked and answered in a conversation, which saw more than the question;
-predicted: it is expected to be asked; prefilled: predicted, and its KV is computed.
+stale: newer chunks fit it better; asked: a user asked it, and it needs a new answer; predicted: it is expected to be asked;
+prefilled: predicted, and its KV is computed.
 """
 
 
@@ -81,7 +81,7 @@ class CachedAnswer:
         chunks: names of the retrieved chunks.
         epoch: latest epoch of the document list in which these chunks were the best ones.
         made_at_s: seconds since 1970.
-        errors: words of either question, in lower case, that were taken for typing errors of the other's.
+        errors: words in lower case that were taken for typing errors; see `Comparison.errors`.
     """
 
     id: int

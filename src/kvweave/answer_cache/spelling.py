@@ -1,9 +1,6 @@
-"""Recognises typing errors, their kinds, and the words that may be meant.
+"""Kinds of typing errors, and the words that a misspelt word may stand for.
 
-A typing error is a word that is no word, one letter away from a word of another question and from no other word.
-
-Numbers, dates, names and short words are never taken for errors, nor is a word that is a general one. Where two questions are equal
-but for their errors, `mistyped` takes more for one. Whether the user's documents have the word is the caller's to check.
+`mistyped.py` decides with these whether two questions differ only in typing errors.
 """
 
 from functools import cache, lru_cache
@@ -41,7 +38,7 @@ def is_general(word: str) -> bool:
 
 
 def is_compound(word: str) -> bool:
-    """Return whether a word in lower case is two that texts have often, and no name: "hotline"."""
+    """Return whether a word in lower case consists of two frequent words and is no name: "hotline"."""
     if word in general_words().names:
         return False
     parts = ((word[:n], word[n:]) for n in range(SHORT, len(word) - SHORT + 1))
@@ -50,12 +47,12 @@ def is_compound(word: str) -> bool:
 
 @cache
 def words_of_grammar() -> frozenset[str]:
-    """Return the words that only relate others or ask."""
+    """Return the function words: helping verbs, prepositions, pronouns, question words and the like."""
     return function_words()[ENGLISH].union(HELPERS, PREPOSITIONS, NEGATIONS, FILLERS, (OWNER,))
 
 
 def differ_by_prefix(one: str, other: str) -> bool:
-    """Return whether the words are equal but for what is put in front: "inactive", "reactive"."""
+    """Return whether two words differ only in their prefix: "inactive", "reactive"."""
     stems = [
         {word, *(word.removeprefix(prefix) for prefix in _PREFIXES if word.startswith(prefix))}
         for word in (one, other)
@@ -64,12 +61,12 @@ def differ_by_prefix(one: str, other: str) -> bool:
 
 
 def swaps(word: str) -> set[str]:
-    """Return what a word becomes by two neighbouring letters that change places."""
+    """Return the words that swapping two neighbouring letters of a word makes."""
     return {word[:n] + word[n + 1] + word[n] + word[n + 2 :] for n in range(len(word) - 1)}
 
 
 def one_letter_away(word: str) -> set[str]:
-    """Return what a word becomes by a letter more, less, or another one."""
+    """Return the words that inserting, deleting or replacing a letter of a word makes."""
     near = set()
     for n in range(len(word) + 1):
         before, after = word[:n], word[n:]
@@ -90,7 +87,7 @@ def is_swapped(typed: str, right: str) -> bool:
 
 
 def edits(one: str, other: str, most: int) -> int:
-    """Return how many letters to insert, delete, replace or swap make one word of the other; `most` + 1 for more."""
+    """Return the number of insertions, deletions, replacements and swaps that turn one word into the other, at most `most` + 1."""
     if abs(len(one) - len(other)) > most:
         return most + 1
     before: list[int] = []
@@ -109,7 +106,7 @@ def edits(one: str, other: str, most: int) -> int:
 
 
 def kind_of(typed: str, meant: str) -> int | None:
-    """Return the likeliest kind of error that makes one word of another; None if there is none, or the word is too short for it."""
+    """Return the likeliest kind of typing error that turns `meant` into `typed`, or None, also if `meant` is too short for it."""
     kind = kind_of_any(typed, meant)
     if kind is None:
         return None
@@ -125,7 +122,7 @@ def kind_of(typed: str, meant: str) -> int | None:
 
 
 def kind_of_any(typed: str, meant: str) -> int | None:
-    """Return the same for words of any length."""
+    """Return the same kind of error, for words of any length."""
     if is_swapped(typed, meant):
         return SWAPPED
     if abs(len(typed) - len(meant)) == 1 and _undoubled(typed) == _undoubled(meant):
@@ -153,7 +150,7 @@ def kind_of_any(typed: str, meant: str) -> int | None:
 
 @lru_cache(maxsize=64)
 def words_near(typed: str, kind: int) -> frozenset[str]:
-    """Return the words that a word may be an error of, for errors up to a kind; of two errors only frequent words."""
+    """Return the words that `typed` may be a typo of, for errors up to `kind`; only frequent words for two errors."""
     known = general_words()
     found = {
         word
@@ -172,7 +169,7 @@ def words_near(typed: str, kind: int) -> frozenset[str]:
 
 
 def is_usual(word: str) -> bool:
-    """Return whether texts have a word often."""
+    """Return whether a word is a frequent one, a function word, a number or part of a date."""
     return word in words_of_grammar() or word in NUMBERS_AND_DATES or general_words().is_frequent(word)
 
 
@@ -182,7 +179,7 @@ def _undoubled(word: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _are_near(one: str, other: str) -> bool:
-    """Return whether two letters have keys beside each other, or sound alike."""
+    """Return whether two letters have neighbouring keys or sound alike."""
     if any(one in letters and other in letters for letters in _ALIKE):
         return True
     places = [

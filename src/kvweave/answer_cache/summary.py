@@ -56,7 +56,7 @@ class CorpusSummary:
         return [chunk for chunk in chunks if chunk.name not in covered]
 
     def put(self, chunks: Sequence[ChunkRef], text: str) -> None:
-        """Store the key content of a batch; an empty text if it has none, so that it is not summarised again.
+        """Store the key content of a batch. An empty text marks a batch without any, so that it is not summarised again.
 
         Call it in the transaction that has checked that the chunks are still listed.
         """

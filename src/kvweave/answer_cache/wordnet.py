@@ -90,9 +90,9 @@ def general_words() -> GeneralWords:
 
 
 def bases(word: str) -> Iterator[str]:
-    """Yield a word in lower case, and what may be its base form: planned → plan, hoping → hope; some are no words.
+    """Yield a word in lower case and its possible base forms: planned → plan, hoping → hope. Some of these are not words.
 
-    Forms keep to the rules of spelling: "fireed", "askked" and "leter" are none of fire, ask and let.
+    Forms follow the rules of spelling: "fireed" is no form of fire.
     """
     yield word
     for ending, more in _ENDINGS:
@@ -117,7 +117,7 @@ def bases(word: str) -> Iterator[str]:
 
 @lru_cache(maxsize=16384)
 def forms(word: str) -> frozenset[str]:
-    """Return a word in lower case and the words that it may be a form of; "longer" and "owner" are no forms of others."""
+    """Return a word in lower case and its base forms that are words; "longer" and "owner" have no other base form."""
     known = general_words()
     graded = word.endswith(("er", "est", "ly"))
     found = set() if graded else {base for base in bases(word) if base in known.common}

@@ -1,6 +1,6 @@
-"""What each kind of prediction costs a knowledge base and what it is good for, counted since its documents last changed.
+"""Cost and use of each kind of prediction, counted since the documents last changed.
 
-A kind that does not pay is paused: nothing more is predicted in this way. It starts again when the documents change.
+A kind that costs more than it saves is paused until the documents change.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ ORIGINS: Final[tuple[PredictionOrigin, ...]] = get_args(PredictionOrigin)
 
 @dataclass(frozen=True, slots=True)
 class OriginWorth:
-    """What came of one kind of prediction.
+    """Cost and use of one kind of prediction.
 
     Attributes:
         ready: its questions that were answered ahead.
         asked: questions that users asked since the first of them was.
-        hits: how many of those got an answer from it.
+        hits: number of those that got an answer from it.
         seconds: of work.
-        answer_s: mean seconds of answering a question ahead; None while none was.
+        answer_s: mean seconds of answering a question ahead; None before the first one.
     """
 
     ready: int = 0
@@ -44,18 +44,18 @@ class OriginWorth:
 
     @property
     def work(self) -> float | None:
-        """The work in answers; None while it is not known how long one takes."""
+        """The work, as a number of answers that could be computed in its time; None if `answer_s` is."""
         return self.seconds / self.answer_s if self.answer_s else None
 
     @property
     def hits_per_work(self) -> float | None:
-        """Hits per answer that could have been computed in the same time; None as before."""
+        """Hits divided by `work`; None if that is."""
         work = self.work
         return self.hits / work if work else None
 
     @property
     def paused(self) -> str:
-        """Why this kind is paused; empty if it is not."""
+        """The reason why this kind is paused, or an empty text."""
         work = self.work
         if work is None or work < LEAST_WORK or self.asked < LEAST_ASKED or self.hits * WORK_PER_HIT >= work:
             return ""
@@ -91,7 +91,7 @@ class PredictionWorth:
         self._add("seconds", origin, seconds)
 
     def all(self, answer_s: float | None) -> Mapping[PredictionOrigin, OriginWorth]:
-        """Return what came of every kind; `answer_s` is the mean seconds of answering a question ahead."""
+        """Return cost and use of every kind; `answer_s` is the mean seconds of answering a question ahead."""
         rows = self._database.query("SELECT origin, ready, asked, hits, seconds FROM prediction_worth")
         found = {
             origin: OriginWorth(ready, asked, hits, seconds, answer_s)

@@ -1,4 +1,4 @@
-"""The answer cache beside the documents: decides whether a cached answer is still valid, and stores new ones.
+"""Decides whether a cached answer is still valid for the documents, and stores new ones.
 
 An answer is valid while no document it was made from has changed; the cache's own commit drops it otherwise. After
 documents were added, it is valid only if its evidence is unchanged. A new search must find the same chunks, or others
@@ -36,7 +36,7 @@ never fewer.
 """
 
 _SEARCHED: Final = 5
-"""In how many chunks a word is looked for."""
+"""The number of chunks in which a word is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CachedAnswers:
         answers: the stored questions and answers.
         documents: the list of documents.
         index: opens the index when first called.
-        threshold: τ, the least cosine similarity of two questions that may share an answer.
+        threshold: τ, the least cosine of near questions, whose answers may be drafts.
         predictions: records what users ask; None for questions that no user asked.
         reranker: the model that orders found chunks again; answers made under another one cannot be checked.
         budget: records what background work was worth; None records nothing.
@@ -87,7 +87,7 @@ class CachedAnswers:
         return None
 
     def are_words(self, found: CachedAnswer) -> bool:
-        """Return whether what was taken for a typing error (`found.errors`) is a word of the documents."""
+        """Return whether the documents contain a word that was taken for a typing error (`found.errors`)."""
         visible = self.documents.visible_versions()
         return any(
             error in {word.casefold() for word in WORD.findall(chunk.text)}
@@ -96,9 +96,9 @@ class CachedAnswers:
         )
 
     def draft(self, vector: Vector, answer_settings: AnswerSettings) -> str:
-        """Return the answer to the nearest question as a draft for the model to verify; empty if none is near.
+        """Return the answer to the most similar question as a draft for the model to verify, or an empty text.
 
-        The nearest question may be another one, and its answer may be invalid.
+        It may be another question, and the answer may be invalid.
         """
         nearest = self.answers.nearest(vector, answer_settings, self.threshold)
         return "" if nearest is None else nearest.text
