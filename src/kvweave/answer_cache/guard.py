@@ -12,8 +12,8 @@ from itertools import combinations, pairwise
 from typing import Final
 
 from kvweave import text as spelled
+from kvweave.answer_cache.spelling import words_of_grammar
 from kvweave.answer_cache.wordnet import bases, general_words
-from kvweave.languages import ENGLISH, function_words
 from kvweave.text import QUESTION_WORDS, Word, lower_words, names, numbers, split_words
 
 
@@ -97,7 +97,7 @@ UNITS: Final = frozenset(
     "term night percent degree bar watt kilowatt kwh mbit gb mb euro pound dollar page line row word spoonful tablet drop dose pack packet box "
     "time visit lap piece".split()
 )
-_TIMES: Final = frozenset(
+TIMES: Final = frozenset(
     "second minute hour day week weekend fortnight month quarter term year season night morning afternoon evening spring summer autumn fall "
     "winter".split()
 ).union(spelled.MONTHS, spelled.WEEKDAYS)
@@ -179,7 +179,7 @@ class Question:
     tense: str
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def read(text: str) -> Question:
     """Return the words of a cleaned question, without an opening such as "could you tell me"."""
     core = text[found.end() :] if (found := _OPENING.match(text)) else text
@@ -188,7 +188,7 @@ def read(text: str) -> Question:
     words = split_words(core or text)
     texts = [word.text for word in words]
     based = [word.text if word.named else base(word.text) for word in words]
-    grammar = _grammar()
+    grammar = words_of_grammar()
     content = [
         each if word.named else _MEASURES.get(each, each)
         for word, each in zip(words, based, strict=True)
@@ -198,7 +198,7 @@ def read(text: str) -> Question:
     order = {
         _ORDER[word]
         for word, after in zip(texts, [*based[1:], ""], strict=False)
-        if word in _ORDER and not (word == "last" and after in _TIMES)
+        if word in _ORDER and not (word == "last" and after in TIMES)
     }
     return Question(
         tuple(based),
@@ -210,19 +210,6 @@ def read(text: str) -> Question:
         _asked(words, based),
         sum(word in spelled.NEGATIONS or word in _EXCEPTIONS for word in texts) % 2 == 1,
         _tense(words),
-    )
-
-
-@lru_cache(maxsize=1)
-def _grammar() -> frozenset[str]:
-    """Return the words that only relate others or ask."""
-    return function_words()[ENGLISH].union(
-        spelled.HELPERS,
-        spelled.PREPOSITIONS,
-        spelled.NEGATIONS,
-        spelled.FILLERS,
-        QUESTION_WORDS,
-        (spelled.OWNER,),
     )
 
 

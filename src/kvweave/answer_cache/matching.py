@@ -182,7 +182,7 @@ def similarity(one: Vector, other: Vector) -> float:
     return float(one @ other)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def plain_words(text: str) -> tuple[str, ...]:
     """Return the words of a cleaned text in lower case, without punctuation."""
     if has_symbols(text):  # words alone would not tell > from <, or 5 from -5
@@ -244,7 +244,7 @@ def _capitals_differ(one: str, other: str) -> bool:
     return any(first.get(each) != second.get(each) for each in marked)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _marked(text: str) -> Mapping[tuple[str, int], str]:
     """Return the words of a text that would mean something else in other capitals, by the word in small letters and its number."""
     found: dict[tuple[str, int], str] = {}

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Final
 
-from kvweave.answer_cache.guard import DEGREES
+from kvweave.answer_cache.guard import DEGREES, TIMES
 from kvweave.answer_cache.spelling import is_general, is_word
 from kvweave.languages import ENGLISH, function_word_counts, function_words
-from kvweave.text import HELPERS, LETTERS, MONTHS, NUMBERS_AND_DATES, WEEKDAYS, Word, split_words
+from kvweave.text import HELPERS, LETTERS, NUMBERS_AND_DATES, Word, split_words
 
 _WORDS_WITH_APOSTROPHES: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _OPENING_MARKS: Final = ("\u00bf", "\u00a1")
@@ -24,9 +24,6 @@ _NOW: Final = frozenset(
     "now currently presently today tonight tomorrow yesterday ago recently lately nowadays upcoming".split()
 )
 _RELATIVE: Final = frozenset("this next last past previous coming following current".split())
-_TIMES: Final = frozenset(
-    "second minute hour day week weekend fortnight month quarter term year season night morning afternoon evening".split()
-).union(MONTHS, WEEKDAYS)
 _FEW: Final = frozenset("a an of few couple several".split())
 _MOST_OF_TIME: Final = 4  # words of a length of time: "a couple of days"
 _MOSTLY: Final = 0.5
@@ -62,7 +59,7 @@ _TODAY_PARTS: Final = re.compile(
 )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def is_english(text: str) -> bool:
     """Return whether a cleaned text may be English: no word or letter shows another language."""
     if text.startswith(_OPENING_MARKS) or _mostly_in_other_letters(text):
@@ -85,6 +82,7 @@ def as_written(text: str) -> str:
     return text.rstrip(_END) or text
 
 
+@lru_cache(maxsize=1024)
 def is_time_sensitive(text: str) -> bool:
     """Return whether a cleaned text relates to the day when it is asked: "today", "next week", "in two days"."""
     if _TODAY_PARTS.search(text) or not _TODAY_WORDS.isdisjoint(LETTERS.findall(text.casefold())):
@@ -110,7 +108,7 @@ def _is_from_now(texts: Sequence[str], at: int) -> bool:
         return False
     if not asked or not (asked[0] in ("many", "much") or asked[0] in DEGREES):
         return True
-    converted = _singular(asked[min(1, len(asked) - 1)]) in _TIMES and (
+    converted = _singular(asked[min(1, len(asked) - 1)]) in TIMES and (
         texts[at - 1] in HELPERS or texts[at - 1] == "there"
     )
     return not (converted or (length == 2 and texts[at + 1] in ("a", "an", "the")))
@@ -127,14 +125,14 @@ def _is_relative(words: Sequence[Word], at: int) -> bool:
         texts[at] == "last"
         and len(whole) == 3
         and whole[:2] in (["of", "the"], ["of", "a"], ["of", "an"])
-        and _singular(whole[2]) not in _TIMES
+        and _singular(whole[2]) not in TIMES
     )
 
 
 def _length_of_time(texts: Sequence[str], at: int) -> int:
     """Return the number of words from a place on that say a length of time: 2 of "two days", 4 of "a couple of days", or 0."""
     for n, word in enumerate(texts[at : at + _MOST_OF_TIME]):
-        if _singular(word) in _TIMES:
+        if _singular(word) in TIMES:
             return n + 1
         if not (word in _FEW or word in NUMBERS_AND_DATES or word[0].isdigit()):
             break
@@ -145,7 +143,7 @@ def _singular(word: str) -> str:
     return word.removesuffix("s")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def is_surely_english(text: str) -> bool:
     """Return whether a cleaned text has more function words of English than of any other language, or mostly English words."""
     words = [word.casefold() for word in LETTERS.findall(text)]
