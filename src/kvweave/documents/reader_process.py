@@ -1,7 +1,7 @@
-"""Reads risky files in a process of its own: a reader that crashes, hangs or takes all memory costs one file alone.
+"""Reads risky files in a process of its own: if a reader crashes, hangs or takes too much memory, only that file is lost.
 
-That process is `python -m kvweave.documents.reader_process`. It reads requests from standard input, and writes "still alive" and
-results to standard output, each pickled behind its length.
+The process is `python -m kvweave.documents.reader_process`. It gets paths by standard input. By standard output it sends None to show
+that it is alive, and each file's result. Every value is pickled and follows its length.
 """
 
 import os
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from kvweave.cancellation import check_cancelled
@@ -31,23 +30,19 @@ FILE_LIMIT_S = 900.0
 
 _POLL_S: Final = 0.2
 _PIECE_BYTES: Final = 1 << 20
-
-
 _LENGTH: Final = struct.Struct(">Q")
 MEMORY_BYTES: Final = 4 * 2**30
-"""Address space that a reader may take; a file that unpacks to more is refused."""
+"""Address space that the reader's process may use."""
 
 CPU_LIMIT_S: Final = 1000
-"""More than the process that waits for a file allows for it."""
+"""More than `FILE_LIMIT_S`: it ends a reader whose caller is gone."""
 
 
 class FileReader:
-    """Reads files; a context manager, which ends the process. For one thread.
+    """Reads files; a context manager that ends the process. Not safe for several threads.
 
     Args:
-        known_messages: ids of the e-mails that are indexed anyway; see `ReadContext`.
-
-    Raises Cancelled while it waits for a file whose caller has given up.
+        known_messages: ids of e-mails that are indexed themselves; see `ReadContext`.
     """
 
     def __init__(self, known_messages: frozenset[str] = frozenset()) -> None:
@@ -55,16 +50,20 @@ class FileReader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path) -> ReadFile:
-        """Read one file; raises as `read_file`, and UnreadableDocument if its reader crashed or took too long."""
+        """Read one file.
+
+        Raises the errors of `read_file`, UnreadableDocument if the reader crashed or took too long, and Cancelled if the
+        caller's request was cancelled meanwhile.
+        """
         if content_suffix(path.name) not in RISKY:
             return read_file(path, ReadContext(known_messages=self._known))
         try:
             outcome = self._outcome(path)
         except BaseException:
-            self._kill()  # the process may be in the middle of the file
+            self.close()  # the process may be in the middle of the file
             raise
         if isinstance(outcome, MemoryError):
-            self._kill()
+            self.close()
             raise UnreadableDocument(f"reading it needs more than {MEMORY_BYTES // 2**30} GiB of memory")
         if isinstance(outcome, KvweaveError):
             raise outcome
@@ -72,30 +71,32 @@ class FileReader:
         return outcome
 
     def close(self) -> None:
-        """End the process."""
-        self._kill()
+        """End the process. The next risky file starts another one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for stream in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        process.wait()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _outcome(self, path: Path) -> Any:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        process = self._process
-        assert process is not None
+        process = self._running()
         assert process.stdin is not None
         try:
             _send(process.stdin, str(path.absolute()))
         except BrokenPipeError:
-            raise self._died(process) from None
-        began = time.monotonic()
+            raise _crash(process) from None
         replies = _Replies(process)
-        step = began
+        began = step = time.monotonic()
         while True:
             now = time.monotonic()
             if now - step > STEP_LIMIT_S or now - began > FILE_LIMIT_S:
@@ -109,10 +110,13 @@ class FileReader:
                     return reply
                 step = time.monotonic()
             if replies.ended:
-                raise self._died(process)
+                raise _crash(process)
 
-    def _start(self) -> None:
-        self._kill()
+    def _running(self) -> subprocess.Popen[bytes]:
+        """Return the process; start it if none runs."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
         paths = os.pathsep.join(os.path.abspath(each) for each in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kvweave.documents.reader_process"],
@@ -120,31 +124,22 @@ class FileReader:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # an interrupt at the terminal is for this process, which ends that one
+            start_new_session=True,  # an interrupt at the terminal reaches only this process, which ends the other
         )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             _send(self._process.stdin, self._known)
+        return self._process
 
-    def _died(self, process: subprocess.Popen[bytes]) -> UnreadableDocument:
-        code = process.wait()
-        how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return UnreadableDocument(f"its reader crashed ({how})")
 
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            with suppress(OSError):
-                if stream is not None:
-                    stream.close()
-        process.wait()
+def _crash(process: subprocess.Popen[bytes]) -> UnreadableDocument:
+    code = process.wait()
+    how = f"signal {-code}" if code < 0 else f"exit status {code}"
+    return UnreadableDocument(f"its reader crashed ({how})")
 
 
 class _Replies:
-    """What a process writes, without waiting for it for longer than `_POLL_S`."""
+    """The values that a process sends; see the module's docstring."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -153,7 +148,7 @@ class _Replies:
         self.ended = False
 
     def received(self) -> list[Any]:
-        """Return the values that have come whole; None means that the reader is alive."""
+        """Return the values that have arrived complete; wait for the first bytes for at most `_POLL_S`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._file, selectors.EVENT_READ)
             if selector.select(_POLL_S):
@@ -170,14 +165,13 @@ class _Replies:
         return values
 
 
-# What the process does
-
-
 def _send(stream: IO[bytes], value: Any) -> None:
-    """Write one value behind its length."""
     data = pickle.dumps(value)
     stream.write(_LENGTH.pack(len(data)) + data)
     stream.flush()
+
+
+# The code that runs in the process
 
 
 def _received(stream: IO[bytes]) -> Iterator[Any]:
@@ -187,9 +181,9 @@ def _received(stream: IO[bytes]) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Read the files that standard input names, until it ends."""
+    """Read the files whose paths come by standard input, until it ends."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between
+    os.dup2(2, 1)  # a library may print, which would damage the replies
     _limit_memory()
     requests = _received(sys.stdin.buffer)
     known: frozenset[str] = next(requests, frozenset())
@@ -206,14 +200,14 @@ def main() -> None:
 
 
 def _limit_memory() -> None:
-    with suppress(ImportError, ValueError, OSError):  # where the system has no such limit
+    with suppress(ImportError, ValueError, OSError):  # the system may have no such limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _limit_time() -> None:
-    """Let the system end this process if it works on and on at one file, and the process that waits for it is gone."""
+    """Let the system end this process if one file takes too long; its caller, which checks that too, may be gone."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
