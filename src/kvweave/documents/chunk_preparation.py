@@ -127,10 +127,9 @@ class ChunkPreparer:
             else:
                 self._preparation.unmark(changed_s)
         if batches:
-            if all(
-                self._preparation.rate(kind, batches[0].model) is None for kind in (PASS, batches[0].kind)
-            ):
-                self._measure_pass(batches[0])
+            first = batches[0]
+            if all(self._preparation.rate(kind, first.model) is None for kind in (PASS, first.kind)):
+                self._measure_pass(first)
             self._record_left(batches)
         return self._preparation.status(), len(passed_over)
 
@@ -220,9 +219,8 @@ class ChunkPreparer:
     def _write_vectors(self, row_ids: list[str]) -> int:
         """Write the vectors of rows; skip rows that have one, and rows that were deleted."""
         index, encoder = self._components.index, self._components.encoder
-        self._metadata.check(
-            "embedding", encoder.name
-        )  # it may have been emptied and filled with another model
+        # Another process may have emptied the knowledge base and filled it with another model.
+        self._metadata.check("embedding", encoder.name)
         texts = index.without_vector(row_ids)
         if texts:
             index.write_vectors(list(texts), encoder.encode(list(texts.values())))
@@ -252,9 +250,7 @@ class ChunkPreparer:
         model = self._components.model if self._state.documents.visible_versions() else None
         if not isinstance(model, Adapter):
             return []
-        self._metadata.check_model(
-            model.fingerprint
-        )  # it may have been emptied and filled with another model
+        self._metadata.check_model(model.fingerprint)  # another process may have filled it with another model
         ctx = self._context(model)
         since_s = self._preparation.since_s
         added = {

@@ -47,27 +47,22 @@ class TextBuilder:
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._length = 0
+        self.length = 0  # characters so far
         self.sections: list[Section] = []
-
-    @property
-    def length(self) -> int:
-        """Characters so far."""
-        return self._length
 
     def add(self, text: str) -> None:
         """Append text; see `clean` for what it replaces."""
         text = clean(text)
         self._parts.append(text)
-        self._length += len(text)
+        self.length += len(text)
 
     def mark(self, page: int | None = None, heading: Sequence[str] = (), head: str = "") -> None:
         """Begin a section here."""
-        self.sections.append(Section(self._length, page, tuple(map(_one_line, heading)), clean(head)))
+        self.sections.append(Section(self.length, page, tuple(map(_one_line, heading)), clean(head)))
 
     def add_sections(self, text: str, sections: Sequence[Section], path: Sequence[str] = ()) -> None:
         """Append text with its own sections, below the headings `path`."""
-        began = self._length
+        began = self.length
         self.add(text)
         self.sections += [
             replace(each, start=began + each.start, heading=(*map(_one_line, path), *each.heading))

@@ -134,7 +134,7 @@ class IndexRun:
         found, skipped = find_files(paths)
         files = [path for path in found if not path.is_relative_to(self._own_folder)]
         tally.skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
-        tally.removed = self._remove_vanished(paths, files)
+        self._remove_vanished(paths, files)
         indexed = self._index.rows_by_version()
         self._read_and_commit(files, indexed, only)
         visible = self._state.documents.visible_versions()
@@ -163,25 +163,22 @@ class IndexRun:
 
     # Documents
 
-    def _remove_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-        """Remove the documents that were indexed from these paths and whose files are gone; return their sources.
+    def _remove_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> None:
+        """Remove the documents that were indexed from these paths and whose files are gone.
 
         A file is found once, however many links lead to it. If a new link is found first, the document under the old name
         is removed.
         """
         present = {str(path) for path in files}
         reached = {os.path.realpath(path) for path in files}
-        gone = {
+        self._drop(
             source
             for path in paths
             for source in self._state.documents.sources_under(path)
             if source not in present
             and _outer_file(source) not in present  # an attachment stays or goes with its e-mail
             and (_is_gone(source) or os.path.realpath(source) in reached)
-        }
-        for source in sorted(gone):
-            self._state.remove(source)
-        return sorted(gone)
+        )
 
     def _read_and_commit(
         self, files: Sequence[Path], indexed: dict[str, int], only: Set[Path] | None
@@ -245,7 +242,7 @@ class IndexRun:
         return pending
 
     def _drop(self, sources: Iterable[str]) -> None:
-        for source in sorted(sources):
+        for source in sorted(set(sources)):
             self._state.remove(source)
             self._tally.removed.append(source)
 

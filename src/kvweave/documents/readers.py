@@ -163,28 +163,30 @@ def digest_file(path: Path) -> str:
 
     Raises InaccessibleDocument if the file cannot be opened or read.
     """
-    try:
-        with _open(path) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise InaccessibleDocument(_access_error(error)) from error
+    with _open(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[io.BufferedReader]:
-    # Non-blocking: a pipe may have replaced the file since it was found, and opening a pipe waits for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError("not a regular file")
-        yield stream
+    """Open a regular file; an OSError, also while it is open, becomes InaccessibleDocument."""
+    try:
+        # Non-blocking: a pipe may have replaced the file since it was found, and opening a pipe waits for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise OSError("not a regular file")
+            yield stream
+    except PermissionError as error:
+        raise InaccessibleDocument("no permission to read it") from error
+    except FileNotFoundError as error:
+        raise InaccessibleDocument("it no longer exists") from error
+    except OSError as error:
+        raise InaccessibleDocument(f"cannot be read: {error.strerror or error}") from error
 
 
 def _read_bytes(path: Path, limit: int) -> bytes:
-    try:
-        with _open(path) as stream:
-            data = stream.read(limit + 1)
-    except OSError as error:
-        raise InaccessibleDocument(_access_error(error)) from error
+    with _open(path) as stream:
+        data = stream.read(limit + 1)
     if len(data) > limit:
         raise UnreadableDocument(_too_large(limit))
     return data
@@ -199,14 +201,6 @@ def _decompressed(data: bytes, limit: int) -> bytes:
     if len(unpacked) > limit:
         raise UnreadableDocument(f"unpacked, {_too_large(limit)}")
     return unpacked
-
-
-def _access_error(error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return "no permission to read it"
-    if isinstance(error, FileNotFoundError):
-        return "it no longer exists"
-    return f"cannot be read: {error.strerror or error}"
 
 
 def _too_large(limit: int) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvweave.database import Database
 from kvweave.types import Chunk, Document, Place
@@ -35,7 +35,9 @@ _SCHEMA: Final = (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         row_id TEXT NOT NULL UNIQUE REFERENCES document_chunks (row_id) ON DELETE CASCADE)""",
 )
-_DOCUMENT: Final = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
+_DOCUMENT: Final = """SELECT source, version, digest, title, chunks, tokens, added_at, (
+    SELECT json_group_array(note) FROM
+        (SELECT note FROM document_notes WHERE source = documents.source ORDER BY position)) FROM documents"""
 _CHUNK: Final = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
 _AT_PLACES: Final = """WHERE (source, position) IN
     (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"""
@@ -98,24 +100,14 @@ class DocumentTable:
     def get(self, source: str) -> ListedDocument | None:
         """Return the document with this source, or None if it is not listed; its `same_as` is empty."""
         rows = self._database.query(f"{_DOCUMENT} WHERE source = ?", (source,))
-        if not rows:
-            return None
-        notes = self._database.query(
-            "SELECT note FROM document_notes WHERE source = ? ORDER BY position", (source,)
-        )
-        return replace(ListedDocument(*rows[0]), notes=tuple(note for (note,) in notes))
+        return _listed(*rows[0]) if rows else None
 
     def all_documents(self) -> list[ListedDocument]:
         """Return all documents, ordered by source."""
-        notes: dict[str, list[str]] = {}
-        for source, note in self._database.query(
-            "SELECT source, note FROM document_notes ORDER BY source, position"
-        ):
-            notes.setdefault(source, []).append(note)
         first: dict[str, str] = {}  # digest -> source
         documents = []
         for row in self._database.query(f"{_DOCUMENT} ORDER BY source"):
-            listed = replace(ListedDocument(*row), notes=tuple(notes.get(row[0], ())))
+            listed = _listed(*row)
             original = first.setdefault(listed.digest, listed.source)
             documents.append(listed if original == listed.source else replace(listed, same_as=original))
         return documents
@@ -212,6 +204,12 @@ class DocumentTable:
             (row_id(version, n), document.source, n, digest, count)
             for n, (_, digest, count) in enumerate(zip(chunks, kv_digests, kv_tokens, strict=True))
         ]
+        notes = [(document.source, n, note) for n, note in enumerate(document.notes)]
+        places = [
+            (row_id(version, n), *astuple(chunk.place))
+            for n, chunk in enumerate(chunks)
+            if chunk.place != Place()
+        ]
         with self._database.transaction():
             self.remove(document.source)
             self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed)[:7])
@@ -220,22 +218,9 @@ class DocumentTable:
                 self._database.execute_many(
                     "INSERT INTO chunks_without_vector (row_id) VALUES (?)", [row[:1] for row in rows]
                 )
-            self._put_notes_and_places(document, chunks, version)
+            self._database.execute_many("INSERT INTO document_notes VALUES (?, ?, ?)", notes)
+            self._database.execute_many("INSERT INTO chunk_places VALUES (?, ?, ?, ?)", places)
         return listed
-
-    def _put_notes_and_places(self, document: Document, chunks: Sequence[Chunk], version: str) -> None:
-        self._database.execute_many(
-            "INSERT INTO document_notes VALUES (?, ?, ?)",
-            [(document.source, n, note) for n, note in enumerate(document.notes)],
-        )
-        self._database.execute_many(
-            "INSERT INTO chunk_places VALUES (?, ?, ?, ?)",
-            [
-                (row_id(version, n), chunk.place.page, chunk.place.heading, chunk.place.line)
-                for n, chunk in enumerate(chunks)
-                if chunk.place != Place()
-            ],
-        )
 
     def remove(self, source: str) -> ListedDocument | None:
         """Remove a document and its chunks from the list; return it as `get` does."""
@@ -243,6 +228,11 @@ class DocumentTable:
             listed = self.get(source)
             self._database.execute("DELETE FROM documents WHERE source = ?", (source,))
         return listed
+
+
+def _listed(*row: Any) -> ListedDocument:
+    *columns, notes = row
+    return replace(ListedDocument(*columns), notes=tuple(json.loads(notes)))
 
 
 def document_version(source: str, digest: str) -> str:

@@ -125,8 +125,8 @@ def hybrid_search(
         reasons[digest] = replace(reasons[digest], lacks_vector=True)
     found = []
     for row in _distinct([*by_vector, *by_words]):
-        chunk = [row[name] for name in ("version", "source", "position", "start", "end", "text")]
-        found.append(FoundChunk(*chunk, scores[row["digest"]], reasons[row["digest"]]))
+        chunk = {name: row[name] for name in _COLUMNS if name != "digest"}
+        found.append(FoundChunk(**chunk, score=scores[row["digest"]], reason=reasons[row["digest"]]))
     found.sort(key=lambda each: (-each.score, each.reason.word_rank is None, each.source, each.position))
     return found[:k]
 

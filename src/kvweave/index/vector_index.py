@@ -104,7 +104,11 @@ class VectorIndex:
                 f"the index in {folder} holds vectors of length {stored}, this embedding model makes {dimensions}; "
                 "use the model it was made with, or another knowledge base"
             )
-        self._prepare_word_index()
+        try:
+            _prepare_words(self._table)
+        except (RuntimeError, ValueError, OSError) as error:
+            # The folder may be read-only. Searches then use the index that is there.
+            _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
 
     @_as_store_errors()
     def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32] | None) -> None:
@@ -132,12 +136,8 @@ class VectorIndex:
     @_as_store_errors()
     def without_vector(self, row_ids: Sequence[str]) -> dict[tuple[str, str], str]:
         """Return the texts of those of the rows that have no vector, by row id and digest."""
-        texts: dict[tuple[str, str], str] = {}
-        for names in _batches(row_ids):
-            condition = f"vector IS NULL AND {in_list('row_id', names)}"
-            rows = self._table.search().where(condition).select(["row_id", "digest", "text"])
-            texts.update(((row["row_id"], row["digest"]), row["text"]) for row in rows.to_list())
-        return texts
+        rows = self._rows(row_ids, " AND vector IS NULL")
+        return {(row["row_id"], row["digest"]): row["text"] for row in rows}
 
     @_as_store_errors()
     def write_vectors(self, rows: Sequence[tuple[str, str]], vectors: npt.NDArray[np.float32]) -> None:
@@ -178,11 +178,7 @@ class VectorIndex:
     @_as_store_errors()
     def texts(self, row_ids: Sequence[str]) -> dict[str, str]:
         """Return the texts of rows by row id; leave out ids that the table does not contain."""
-        texts: dict[str, str] = {}
-        for names in _batches(row_ids):
-            rows = self._table.search().where(in_list("row_id", names)).select(["row_id", "text"])
-            texts.update((row["row_id"], row["text"]) for row in rows.to_list())
-        return texts
+        return {row["row_id"]: row["text"] for row in self._rows(row_ids)}
 
     @_as_store_errors()
     def passages(self, version: str) -> list[tuple[int, str]]:
@@ -235,6 +231,12 @@ class VectorIndex:
             _log.info("index not compacted this time: %s", _first_line(error))
         return deleted
 
+    def _rows(self, row_ids: Sequence[str], condition: str = "") -> Iterator[dict[str, str]]:
+        """Yield row id, digest and text of the rows with these ids that meet a condition."""
+        for names in _batches(row_ids):
+            rows = self._table.search().where(in_list("row_id", names) + condition)
+            yield from rows.select(["row_id", "digest", "text"]).to_list()
+
     def _delete_rows(self, versions: Collection[str], condition: str) -> int:
         """Delete the rows of some versions that meet a condition; return their number."""
         deleted = 0
@@ -258,13 +260,6 @@ class VectorIndex:
         """Make the column nullable in a table that an earlier version of kvweave has created."""
         if not self._table.schema.field("vector").nullable:
             self._table.alter_columns({"path": "vector", "nullable": True})
-
-    def _prepare_word_index(self) -> None:
-        try:
-            _prepare_words(self._table)
-        except (RuntimeError, ValueError, OSError) as error:
-            # The folder may be read-only. Searches then use the index that is there.
-            _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
 
 
 @cache

@@ -68,7 +68,7 @@ def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
     """Return the title and the sections, which start at headings, at tables and after tables."""
     plain = _FENCED.sub(
         lambda block: " " * len(block[0]), text
-    )  # equally long, so that offsets stay the same
+    )
     found: list[Heading] = [
         (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
         for each in _ATX_HEADING.finditer(plain)
