@@ -117,11 +117,9 @@ def hybrid_search(
     by_all_words = _with_all_words(by_words, question, k)
     rankings = [by_vector, by_words, by_all_words, *[by_quotes] * QUOTE_WEIGHT]
     scores = fuse_rankings([[row["digest"] for row in ranking] for ranking in rankings])
-    lacking = _without_vector(by_words, by_vector)
-    for rank, digest in lacking:
-        scores[digest] += STAND_IN_WEIGHT / (RANK_OFFSET + rank)
     reasons = _reasons(by_vector, by_words, by_all_words, by_quotes)
-    for _, digest in lacking:
+    for rank, digest in _without_vector(by_words, by_vector):
+        scores[digest] += STAND_IN_WEIGHT / (RANK_OFFSET + rank)
         reasons[digest] = replace(reasons[digest], lacks_vector=True)
     found = []
     for row in _distinct([*by_vector, *by_words]):
@@ -201,9 +199,7 @@ def _by_vector(table: Any, vector: npt.NDArray[np.float32], limit: int, where: s
 
 def _by_words(table: Any, question: str, limit: int, where: str | None) -> list[Row]:
     words, column = " ".join(query_words(question).words), COLUMN
-    if not has_word_index(
-        table
-    ):  # an index of another version of kvweave, in a folder that cannot be written to
+    if not has_word_index(table):  # another version's index in a folder that cannot be written to
         words, column = question, "text"
     if not words:
         return []

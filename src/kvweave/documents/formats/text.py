@@ -66,9 +66,7 @@ def _notes(note: str) -> tuple[str, ...]:
 
 def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
     """Return the title and the sections, which start at headings, at tables and after tables."""
-    plain = _FENCED.sub(
-        lambda block: " " * len(block[0]), text
-    )
+    plain = _FENCED.sub(lambda block: " " * len(block[0]), text)
     found: list[Heading] = [
         (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
         for each in _ATX_HEADING.finditer(plain)
