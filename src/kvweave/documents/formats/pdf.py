@@ -98,8 +98,8 @@ def _import_pypdf() -> ModuleType:
         import pypdf.errors
     except ImportError as error:
         raise MissingExtra("reading PDF needs pypdf: pip install 'kvweave[pdf]'") from error
-    # pypdf warns about small faults that users cannot mend; real damage raises an error. A level that the application has
-    # set is kept.
+    # Warnings about sloppy files are not for the user; real damage is raised. The level is set once, by the first thread,
+    # and not at all if the application has chosen one.
     logger = logging.getLogger("pypdf")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)
