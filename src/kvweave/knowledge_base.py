@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from kvweave.config import Config, GenerationConfig, read_config
+from kvweave.config import Config, read_config
 from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch, PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.once import once
-from kvweave.results import AddReport, Answer, AnswerCacheUse, FoundPassage, PrepareReport, Source
+from kvweave.options import AskKeywords
+from kvweave.results import AddReport, Answer, FoundPassage, PrepareReport, Source
 from kvweave.state.active_requests import ActiveRequests, RequestGuard
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import (
@@ -242,33 +243,12 @@ class KnowledgeBase:
         found = self._asker.ranked(question, top_k)
         return explained(question, found, sources_of(self._state.documents, found))
 
-    def ask(
-        self,
-        question: str,
-        *,
-        recipe: str | None = None,
-        prepare: str | None = None,
-        ratio: float | None = None,
-        coverage: float | None = None,
-        top_k: int | None = None,
-        drop_chunks: bool = False,
-        cache: AnswerCacheUse = "use",
-    ) -> Answer:
+    def ask(self, question: str, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question from the documents; see `stream` for the options and errors."""
         with self._requests.start():  # background work stops from here on, while code is imported too
             from kvweave.answering.answer_stream import Answered
-            from kvweave.answering.settings import CallOptions
 
-            call = CallOptions(
-                recipe=recipe,
-                prepare=prepare,
-                ratio=ratio,
-                coverage=coverage,
-                top_k=top_k,
-                drop_chunks=drop_chunks,
-                cache=cache,
-            )
-            *_, whole = self._asker.events(question, call)
+            *_, whole = self._asker.events(question, **options)
         assert isinstance(whole, Answered)  # the last event
         return whole.answer
 
@@ -276,16 +256,9 @@ class KnowledgeBase:
         self,
         question: str,
         *,
-        recipe: str | None = None,
-        prepare: str | None = None,
-        ratio: float | None = None,
-        coverage: float | None = None,
-        top_k: int | None = None,
-        drop_chunks: bool = False,
-        cache: AnswerCacheUse = "use",
-        generation: GenerationConfig | None = None,
         earlier: Sequence[Message] = (),
         instruction: str = "",
+        **options: Unpack[AskKeywords],
     ) -> "AnswerStream":
         """Answer piece by piece: iterate for the text, then read `.answer`.
 
@@ -311,19 +284,8 @@ class KnowledgeBase:
         request = self._requests.start()  # first of all, as in `ask`
         try:
             from kvweave.answering.answer_stream import AnswerStream
-            from kvweave.answering.settings import CallOptions
 
-            call = CallOptions(
-                recipe=recipe,
-                prepare=prepare,
-                ratio=ratio,
-                coverage=coverage,
-                top_k=top_k,
-                drop_chunks=drop_chunks,
-                cache=cache,
-                generation=generation,
-            )
-            events = self._asker.events(question, call, QuestionContext(tuple(earlier), instruction))
+            events = self._asker.events(question, QuestionContext(tuple(earlier), instruction), **options)
             return AnswerStream(events, request)
         except BaseException:
             request.close()

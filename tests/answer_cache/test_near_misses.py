@@ -8,10 +8,11 @@ import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.near_misses import NearMiss, Verdict, least_score
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.database import Database
+from kvweave.options import AskOptions
 
-SETTINGS = AnswerSettings("reuse", None, None, 4, None, False, None, None)
+SETTINGS = AskOptions("reuse", 4)
 STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
 NUMBERS = count()
 EAST = np.array([1.0, 0.0, 0.0], dtype=np.float32)
@@ -108,9 +109,7 @@ def test_only_so_many_are_remembered_the_latest(cache, monkeypatch):
 
 
 def cache_key():
-    from kvweave.answer_cache.entries import encoded
-
-    return encoded(SETTINGS)
+    return SETTINGS.cache_key()
 
 
 def test_an_answer_is_given_once_enough_like_it_were_right(cache):

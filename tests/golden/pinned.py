@@ -9,9 +9,10 @@ import inspect
 import json
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin
 
 import torch
 import typer
@@ -78,10 +79,17 @@ def public_names() -> dict[str, Any]:
         for name, method in inspect.getmembers(kvweave.KnowledgeBase, inspect.isfunction)
         if not name.startswith("_")
     }
-    calls = {
-        name: list(inspect.signature(call).parameters) for name, call in (PUBLIC_CALLS | methods).items()
-    }
+    calls = {name: list(_parameters(call)) for name, call in (PUBLIC_CALLS | methods).items()}
     return {"names": list(kvweave.__all__), "parameters": calls}
+
+
+def _parameters(call: Any) -> Iterator[str]:
+    """Yield the names of a call's parameters; the keywords of a typed dictionary are parameters too."""
+    for name, parameter in inspect.signature(call).parameters.items():
+        if get_origin(parameter.annotation) is Unpack:
+            yield from get_args(parameter.annotation)[0].__annotations__
+        else:
+            yield name
 
 
 def settings() -> dict[str, Any]:

@@ -224,10 +224,11 @@ def test_it_holds_whatever_least_shares_are_set(open_kb, few):
 def test_an_open_conversation_keeps_answers_under_its_own_recipe(open_kb, few):
     base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
     with base.conversation() as talk:
-        opened = talk.settings.answer_settings
+        opened = talk.settings.options
         base.calibrate(few)
         assert "".join(base.send(talk, QUESTIONS[0]))
-    assert base.answers.most_used() == [(QUESTIONS[0], opened)]
+    ((question, kept),) = base.answers.most_used()
+    assert (question, kept.cache_key()) == (QUESTIONS[0], opened.cache_key())
 
 
 def test_documents_are_listed_under_another_instruction(open_kb):
@@ -289,7 +290,7 @@ def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monk
         base.ask(question)
     assert "calibration" not in base.idle().jobs
     base.predictions.predicted.add(few[3], "knowledge", [])
-    base.answers.add_predicted(few[3], vector, base._settings.answer_settings())
+    base.answers.add_predicted(few[3], vector, base._settings.options())
     report = base.idle()
     assert report.jobs["calibration"] == 6  # four questions, one batch of chunks, the verdict
     verdict = base.calibration().verdict

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answering.agreement import agree
 from kvweave.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
 from kvweave.background.contradictions import Contradictions
-from kvweave.database import Database
+from kvweave.database import Database, FactTable
 from kvweave.index.search import FoundChunk, SearchReason
-from kvweave.state.background_budget import BackgroundBudget
+from kvweave.options import AskOptions
 
-SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)
+SETTINGS = AskOptions("weave", 5)
 STORED, ASKED = "Who lends the amplifier to the band?", "Who is giving the musicians a loan of the amp?"
 EAST, NEAR = np.array([[1, 0], [0.8, 0.6]], dtype=np.float32)
 
@@ -153,7 +153,7 @@ def test_a_typing_error_that_is_a_word_of_the_documents_is_none(cached, index):
 
 
 def test_only_answers_to_the_same_question_in_other_words_contradict_each_other(cached, index):
-    contradictions = Contradictions(cached, BackgroundBudget(cached.answers._database))
+    contradictions = Contradictions(cached, FactTable(cached.answers._database, "idle_facts"))
     typed, looked = "Who lends the amplifeir to the band?", []
     assert cached.answers.matcher.key(typed) != cached.answers.matcher.key(STORED)
     keep(cached, ASKED, "3 kg", NEAR)

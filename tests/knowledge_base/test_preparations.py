@@ -1,7 +1,5 @@
 """Preparations apart from recipes, and the two kinds of budget, through the public interface."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
@@ -79,9 +77,7 @@ def test_a_coverage_is_a_budget_and_in_the_plan(open_kb, documents):
 )
 def test_impossible_options_are_refused_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
     base = open_kb()
-    monkeypatch.setattr(
-        "kvweave.index.documents.DocumentTable.all_documents", lambda _: [SimpleNamespace(chunks=1)]
-    )
+    monkeypatch.setattr("kvweave.index.documents.DocumentTable.count", lambda _: 1)
     monkeypatch.setattr("kvweave.models.loading.load_any_model", None)
     with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
         base.ask(GLORRIC, **asked)

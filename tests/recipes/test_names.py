@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from kvweave.answering.settings import CallOptions, Settings
+from kvweave.answering.settings import Settings
 from kvweave.config import Config, StoreConfig
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods import METHODS, PREPARATIONS, name_parts, recipe_named
@@ -59,11 +59,12 @@ def test_an_answer_is_kept_under_the_name_of_the_recipe_that_makes_it(tmp_path, 
     for named, prepare in itertools.product(
         [None, "reuse", "prefix", "following+epic", "naive"], [None, "bare"]
     ):
-        call = CallOptions(recipe=named, prepare=prepare)
         try:
             recipe = settings.recipe(named, prepare)
         except (InvalidRequest, UnknownRecipe):
             with pytest.raises(InvalidRequest):
-                settings.resolve("Answer.", 3, call)
+                settings.options(recipe=named, prepare=prepare)
         else:
-            assert settings.resolve("Answer.", 3, call).answer_settings.recipe == recipe.name
+            options = settings.options(recipe=named, prepare=prepare)
+            assert options.recipe == recipe.name
+            assert settings.recipe_of(options) == recipe

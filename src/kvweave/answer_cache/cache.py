@@ -12,20 +12,20 @@ from dataclasses import replace
 from typing import Final
 
 from kvweave.answer_cache.english.normalize import clean_text
-from kvweave.answer_cache.entries import Entries, NewAnswer, encoded
+from kvweave.answer_cache.entries import Entries, NewAnswer
 from kvweave.answer_cache.matching import CAPITALS, ENGLISH, Matcher, similarity
 from kvweave.answer_cache.near_misses import NearMiss, NearMisses
 from kvweave.answer_cache.pairs import CANDIDATES, LEAST_COSINE, AnswerPairs
 from kvweave.answer_cache.records import (
     AnswerCacheTotals,
     AnswerProvenance,
-    AnswerSettings,
     CachedAnswer,
     PendingQuestion,
     PendingReason,
     Vector,
 )
 from kvweave.database import Database
+from kvweave.options import AskOptions
 from kvweave.results import Source
 
 _RECENT_QUESTIONS: Final = 2048
@@ -72,7 +72,7 @@ class AnswerCache:
     # Looking up
 
     def find(
-        self, question: str, vector: Callable[[], Vector], settings: AnswerSettings, threshold: float
+        self, question: str, vector: Callable[[], Vector], options: AskOptions, threshold: float
     ) -> CachedAnswer | None:
         """Return the answer to the most similar question that is the same, or None.
 
@@ -81,25 +81,25 @@ class AnswerCache:
         Args:
             question: as asked.
             vector: returns its vector (dimensions,) of length 1; called only if needed.
-            settings: of the request.
+            options: of the request.
             threshold: τ, 0..1; not applied to a question in the very same words.
         """
-        return self.look_up(question, vector, settings, threshold)[0]
+        return self.look_up(question, vector, options, threshold)[0]
 
     def look_up(
-        self, question: str, vector: Callable[[], Vector], settings: AnswerSettings, threshold: float
+        self, question: str, vector: Callable[[], Vector], options: AskOptions, threshold: float
     ) -> tuple[CachedAnswer | None, list[NearMiss]]:
         """Return what `find` returns; where that is None, also the answers to questions that may be the same, nearest first."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return None, []
-        candidates = self._entries.candidates(question, settings)
+        candidates = self._entries.candidates(question, options)
         if candidates and candidates[0].question == clean_text(question):
             return candidates[0], []
         alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found, near = self._compared(question, alike, threshold)
-        if found is None and self._entries.has_answers(settings):
-            alike = self._entries.neighbours(question, vector(), settings, CANDIDATES, LEAST_COSINE)
+        if found is None and self._entries.has_answers(options):
+            alike = self._entries.neighbours(question, vector(), options, CANDIDATES, LEAST_COSINE)
             found, near = self._compared(question, alike, threshold)
         return found, near
 
@@ -125,16 +125,16 @@ class AnswerCache:
             and self.matcher.compare(*questions, 1.0, 0.0).kind == CAPITALS
         )
 
-    def remember(self, question: str, settings: AnswerSettings, miss: NearMiss) -> None:
+    def remember(self, question: str, options: AskOptions, miss: NearMiss) -> None:
         """Remember a near miss of a question until `judge` is called for it."""
-        self._near.remember(clean_text(question), encoded(settings), miss)
+        self._near.remember(clean_text(question), options.cache_key(), miss)
 
-    def judge(self, question: str, settings: AnswerSettings, agrees: Callable[[str], bool]) -> None:
+    def judge(self, question: str, options: AskOptions, agrees: Callable[[str], bool]) -> None:
         """Record about each near miss of a question whether the stored answer agrees with the question's own.
 
         Call it in the transaction that stores the own answer. `agrees` tells it from the text of the stored one.
         """
-        key = (encoded(settings), clean_text(question))
+        key = (options.cache_key(), clean_text(question))
         if not self._database.query("SELECT 1 FROM near_misses WHERE circumstances = ? AND asked = ?", key):
             return  # as for most questions
         for id_, kind, score, made_at in self._near.take(*key):
@@ -146,12 +146,12 @@ class AnswerCache:
         """Return whether the verdicts allow to give a near miss's answer, with at most the share `bound` of such answers wrong."""
         return self._near.may_serve(miss, bound)
 
-    def nearest(self, vector: Vector, settings: AnswerSettings, threshold: float) -> CachedAnswer | None:
+    def nearest(self, vector: Vector, options: AskOptions, threshold: float) -> CachedAnswer | None:
         """Return the answer to the question nearest to a vector (dimensions,), be it the same question or not.
 
         Compares with recently used questions; None if none has a cosine of at least `threshold`.
         """
-        ids, vectors = self._entries.recently_used(settings, _RECENT_QUESTIONS)
+        ids, vectors = self._entries.recently_used(options, _RECENT_QUESTIONS)
         if not ids:
             return None
         cosines = vectors @ vector
@@ -161,35 +161,35 @@ class AnswerCache:
         answer = self._entries.get(ids[best])
         return None if answer is None else replace(answer, similarity=float(cosines[best]))
 
-    def similar(self, vector: Vector, settings: AnswerSettings, threshold: float) -> list[tuple[str, float]]:
+    def similar(self, vector: Vector, options: AskOptions, threshold: float) -> list[tuple[str, float]]:
         """Return questions, answered or not, with their cosine to a vector (dimensions,) if at least `threshold`.
 
         Compares with every question, which is slow: meant for background work.
         """
         cosines = (
-            (question, similarity(vector, other)) for question, other in self._entries.vectors(settings)
+            (question, similarity(vector, other)) for question, other in self._entries.vectors(options)
         )
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
-    def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
-        """Return the settings with a smaller `top_k`, alike in all else, that have answers; the greatest `top_k` first.
+    def narrower(self, options: AskOptions) -> list[AskOptions]:
+        """Return the options with a smaller `top_k`, alike in all else, that have answers; the greatest `top_k` first.
 
         Such an answer is of use where the chunks asked for beyond its own do not bear on the question.
         """
-        return self._entries.narrower(settings)
+        return self._entries.narrower(options)
 
-    def move(self, answer: CachedAnswer, settings: AnswerSettings) -> CachedAnswer:
-        """Store an answer under settings that it was found to be good for too, in place of its own; return it."""
-        self._entries.move(answer.id, settings)
-        return replace(answer, settings=settings)
+    def move(self, answer: CachedAnswer, options: AskOptions) -> CachedAnswer:
+        """Store an answer under options that it was found to be good for too, in place of its own; return it."""
+        self._entries.move(answer.id, options)
+        return replace(answer, options=options)
 
     def record_hit(self, answer: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """Count a use of an answer; a question in other words becomes pending, to get an answer of its own."""
         with self._database.transaction():
             self._entries.increase(_HITS)
             self._eviction.record_use(answer.id)
-            if not self._entries.contains(question, answer.settings):
-                id_ = self._entries.put(question, answer.settings, vector(), None, "matched")
+            if not self._entries.contains(question, answer.options):
+                id_ = self._entries.put(question, answer.options, vector(), None, "matched")
                 self._eviction.record_use(id_)
                 self._eviction.evict()
 
@@ -199,7 +199,7 @@ class AnswerCache:
         self,
         question: str,
         vector: Vector,
-        settings: AnswerSettings,
+        options: AskOptions,
         text: str,
         sources: Iterable[Source],
         provenance: AnswerProvenance,
@@ -216,7 +216,7 @@ class AnswerCache:
             return False
         answer = NewAnswer(text, tuple(sources), provenance.chunks, provenance.epoch)
         with self._database.transaction():
-            id_ = self._entries.put(question, settings, vector, answer, None)
+            id_ = self._entries.put(question, options, vector, answer, None)
             self._invalidation.set_versions(id_, provenance.versions)
             self._entries.set_ahead(id_, None if asked else ahead_s)
             if asked:
@@ -224,34 +224,34 @@ class AnswerCache:
             self._eviction.evict()
         return True
 
-    def add_predicted(self, question: str, vector: Vector, settings: AnswerSettings) -> None:
+    def add_predicted(self, question: str, vector: Vector, options: AskOptions) -> None:
         """Add a question that is expected to be asked, as pending; one that is in the cache is left unchanged."""
         if not self.limit_bytes:
             return
         with self._database.transaction():
-            if not self._entries.contains(question, settings):
-                id_ = self._entries.put(question, settings, vector, None, "predicted")
+            if not self._entries.contains(question, options):
+                id_ = self._entries.put(question, options, vector, None, "predicted")
                 self._eviction.record_prediction(id_)
                 self._eviction.evict()
 
-    def add_asked(self, question: str, vector: Vector, settings: AnswerSettings) -> None:
+    def add_asked(self, question: str, vector: Vector, options: AskOptions) -> None:
         """Add a question that was answered in a conversation, as pending; one that is in the cache is used once more."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return
         with self._database.transaction():
-            id_ = self._entries.id_of(question, settings)
+            id_ = self._entries.id_of(question, options)
             if id_ is None:
-                id_ = self._entries.put(question, settings, vector, None, "asked")
+                id_ = self._entries.put(question, options, vector, None, "asked")
             self._eviction.record_use(id_)
             self._eviction.evict()
 
-    def mark_prefilled(self, question: str, settings: AnswerSettings) -> None:
+    def mark_prefilled(self, question: str, options: AskOptions) -> None:
         """Record that a predicted question's KV is computed and only its answer is missing."""
-        self._entries.mark_prefilled(question, settings)
+        self._entries.mark_prefilled(question, options)
 
-    def delete(self, questions: Iterable[str], settings: AnswerSettings | None = None) -> None:
-        """Delete questions with their answers, under these settings or under any."""
-        self._entries.delete(questions, settings)
+    def delete(self, questions: Iterable[str], options: AskOptions | None = None) -> None:
+        """Delete questions with their answers, under these options or under any."""
+        self._entries.delete(questions, options)
 
     def clear(self) -> None:
         """Delete every question."""
@@ -274,9 +274,9 @@ class AnswerCache:
         """Return the answer in a row; None if it has none any more."""
         return self._entries.get(id_)
 
-    def stored(self, question: str, settings: AnswerSettings) -> CachedAnswer | None:
+    def stored(self, question: str, options: AskOptions) -> CachedAnswer | None:
         """Return the answer to a question in these very words; None if it has none."""
-        id_ = self._entries.id_of(question, settings)
+        id_ = self._entries.id_of(question, options)
         return None if id_ is None else self._entries.get(id_)
 
     def ahead_s(self, answer: CachedAnswer) -> float | None:
@@ -299,7 +299,7 @@ class AnswerCache:
         """Return questions without a usable answer, for these reasons or for any, without some; the longest pending first."""
         return self._entries.pending(most, reasons, without)
 
-    def most_used(self) -> list[tuple[str, AnswerSettings]]:
+    def most_used(self) -> list[tuple[str, AskOptions]]:
         """Return the questions that have an answer, most used first."""
         return self._entries.most_used()
 

@@ -61,7 +61,7 @@ class AnswerPairs:
         `threshold` and what the answers' `errors` mean are as in `AnswerCache.find`.
         """
         alike = self._entries.neighbours(
-            answer.question, answer.vector, answer.settings, CANDIDATES, LEAST_COSINE
+            answer.question, answer.vector, answer.options, CANDIDATES, LEAST_COSINE
         )
         same = []
         for other, cosine in alike:

@@ -19,10 +19,11 @@ from kvweave.answer_cache.evidence import WORD
 from kvweave.answer_cache.matching import READING, plain_words
 from kvweave.answer_cache.near_misses import NearMiss
 from kvweave.answer_cache.predictions import PredictionStore
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.answering.agreement import agree, says_whether, support
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
+from kvweave.options import AskOptions
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
 from kvweave.state.background_budget import BackgroundBudget, Worth
 from kvweave.state.knowledge_base_state import Progress, no_progress
@@ -78,32 +79,30 @@ class CachedAnswers:
     error_bound: float = 0.0
     accepts: Callable[[Answer], bool] | None = None
 
-    def find(
-        self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
-    ) -> CachedAnswer | None:
+    def find(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> CachedAnswer | None:
         """Return the valid answer to the same question, or None.
 
         An answer that was made from fewer chunks than are asked for now is valid too if the others do not bear on the
-        question; it is then stored under `answer_settings`.
+        question; it is then stored under `options`.
         """
-        found, near = self.answers.look_up(question, vector, answer_settings, self.threshold)
+        found, near = self.answers.look_up(question, vector, options, self.threshold)
         if found is not None:
             return found if self._is_valid(found) and not self._is_another(found, question) else None
-        for narrower in self.answers.narrower(answer_settings):
+        for narrower in self.answers.narrower(options):
             found = self.answers.find(question, vector, narrower, self.threshold)
             if found is None or self._is_another(found, question):
                 continue
-            if self._has_same_evidence(found, answer_settings.top_k):
+            if self._has_same_evidence(found, options.top_k):
                 with _logged_only():
-                    return self.answers.move(found, answer_settings)
+                    return self.answers.move(found, options)
                 return found
-        return self._checked(question, vector, answer_settings, near)
+        return self._checked(question, vector, options, near)
 
     def _checked(
         self,
         question: str,
         vector: Callable[[], Vector],
-        answer_settings: AnswerSettings,
+        options: AskOptions,
         near: Sequence[NearMiss],
     ) -> CachedAnswer | None:
         """Return the nearest valid answer that may be the question's, if it passes its checks; remember it to be judged.
@@ -120,7 +119,7 @@ class CachedAnswers:
                 miss.answer, question, vector()
             )
             with _logged_only():
-                self.answers.remember(question, answer_settings, miss)
+                self.answers.remember(question, options, miss)
             if served:
                 return miss.answer
             if miss.kind != READING:
@@ -130,7 +129,7 @@ class CachedAnswers:
     def _is_held(self, found: CachedAnswer, question: str, vector: Vector) -> bool:
         """Return whether another question retrieves chunks that the answer was made from, and these hold the answer."""
         visible = self.documents.visible_versions()
-        chunks = self.index().search(question, vector, found.settings.top_k, visible)
+        chunks = self.index().search(question, vector, found.options.top_k, visible)
         texts = [
             chunk.text
             for chunk, name in zip(chunks, chunk_names(chunks), strict=True)
@@ -155,19 +154,19 @@ class CachedAnswers:
             for chunk in self.index().search(error, found.vector, _SEARCHED, visible)
         )
 
-    def draft(self, vector: Vector, answer_settings: AnswerSettings) -> str:
+    def draft(self, vector: Vector, options: AskOptions) -> str:
         """Return the answer to the nearest question as a draft for the model to verify; empty if none is near.
 
         The nearest question may be another one, and its answer may be invalid.
         """
-        nearest = self.answers.nearest(vector, answer_settings, self.threshold)
+        nearest = self.answers.nearest(vector, options, self.threshold)
         return "" if nearest is None else nearest.text
 
     def answer(self, found: CachedAnswer, began: float) -> Answer:
         """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began
         plan = Plan(
-            found.settings.recipe,
+            found.options.recipe,
             0.0,
             (),
             cache_hit=AnswerCacheHit(found.question, found.similarity, found.made_at_s),
@@ -190,7 +189,7 @@ class CachedAnswers:
         self,
         question: str,
         vector: Vector,
-        answer_settings: AnswerSettings,
+        options: AskOptions,
         answer: "Answer | KeptAnswer",
         origin: AnswerProvenance,
     ) -> None:
@@ -205,22 +204,22 @@ class CachedAnswers:
                 ahead_s = (
                     max(0.0, answer.timing.total_s - self.waited_s()) if isinstance(answer, Answer) else 0.0
                 )
-                kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
+                kept = (question, vector, options, answer.text, answer.sources, origin)
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
-                self.answers.judge(question, answer_settings, partial(agree, answer.text))
+                self.answers.judge(question, options, partial(agree, answer.text))
                 if stored and not asked and self.budget is not None:
                     self.budget.add_worth(Worth(entries=1))
 
-    def queue(self, question: str, vector: Vector, answer_settings: AnswerSettings) -> None:
+    def queue(self, question: str, vector: Vector, options: AskOptions) -> None:
         """Queue a question for an answer of its own: it was answered where more was said than the question."""
         with _logged_only(), self.answers.transaction():
             if self.predictions is not None:
                 self.predictions.record_question(clean_text(question))
-            self.answers.add_asked(question, vector, answer_settings)
+            self.answers.add_asked(question, vector, options)
 
     def unchecked(self) -> Iterator[CachedAnswer]:
         """Yield the answers that `refresh` would check."""
-        return (found for found in self.answers.unchecked() if found.settings.reranker == self.reranker)
+        return (found for found in self.answers.unchecked() if found.options.reranker == self.reranker)
 
     def refresh(
         self,
@@ -246,7 +245,7 @@ class CachedAnswers:
         epoch = self.answers.epoch
         if found.epoch == epoch:
             return True
-        same = self._has_same_evidence(found, found.settings.top_k)
+        same = self._has_same_evidence(found, found.options.top_k)
         if same:
             self.answers.confirm(found, epoch)
         elif same is not None:

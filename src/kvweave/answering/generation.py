@@ -12,7 +12,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 
 from kvweave.answering.answer_stream import WINDOW_TOKENS, token_text
 from kvweave.answering.reply_reader import ReplyReader, ReplyText
-from kvweave.answering.sampling import Sampling
 from kvweave.answering.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.cancellation import check_cancelled
 from kvweave.config import GenerationConfig
@@ -22,6 +21,7 @@ from kvweave.decode.settings import OffloadSettings
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.options import Sampling
 from kvweave.recipes.snapshots import SnapshotResult
 from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
 from kvweave.types import ReplyFormat

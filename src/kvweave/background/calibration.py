@@ -13,9 +13,8 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.predictions import HISTORY_LIMIT
-from kvweave.answer_cache.records import AnswerSettings
 from kvweave.answering.kb_question import tokenized_prompt_for
-from kvweave.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.answering.settings import Settings
 from kvweave.background.budget_trials import BudgetTrials, Reply, counted_rows
 from kvweave.background.precompute import prepare_context
 from kvweave.background.step import Step
@@ -25,6 +24,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
 from kvweave.models.precision import WeightBits
+from kvweave.options import AskOptions
 from kvweave.recipes.candidates import Candidate
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
@@ -200,21 +200,21 @@ class Calibrator:
 
     def _decide(self, verdict: Verdict, epoch: int) -> None:
         """Store the verdict, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
-        before = self._settings.answer_settings()
+        before = self._settings.options()
         with self._state.database.transaction():
             if self._state.answers.epoch != epoch:
                 return
             self._auto.table.put(self._auto.conditions(), verdict)
-        after = self._settings.answer_settings()
-        if before is not None and after is not None and before != after:
+        after = self._settings.options()
+        if before.cacheable and before.cache_key() != after.cache_key():
             self._queue(before, after)
 
-    def _queue(self, before: AnswerSettings, after: AnswerSettings) -> None:
-        """Queue predicted questions, and the most used of those that have an answer, for one under other settings."""
-        answers = self._state.answers
+    def _queue(self, before: AskOptions, after: AskOptions) -> None:
+        """Queue predicted questions, and the most used of those that have an answer, for one under other options."""
+        answers, key = self._state.answers, before.cache_key()
         waiting = answers.pending(most=10_000, reasons=("predicted", "prefilled"))
-        predicted = [each.question for each in waiting if each.settings == before]
-        asked = [question for question, settings in answers.most_used() if settings == before]
+        predicted = [each.question for each in waiting if each.options.cache_key() == key]
+        asked = [question for question, options in answers.most_used() if options.cache_key() == key]
         asked = asked[:MOST_QUESTIONS]
         if not predicted and not asked:
             return
@@ -240,15 +240,12 @@ class Calibrator:
         """Return the options of a plain question under the settings; its answer is greedy, and cut."""
         own = self._settings.config.generation
         most = min(own.max_new_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
-        return self._settings.resolve(
+        return self._settings.options(
             self._system,
-            self._state.documents.chunk_count(),
-            CallOptions(
-                recipe=_FULL,
-                drop_chunks=True,
-                cache="off",
-                generation=GenerationConfig(max_new_tokens=most, think=own.think),
-            ),
+            recipe=_FULL,
+            drop_chunks=True,
+            cache="off",
+            generation=GenerationConfig(max_new_tokens=most, think=own.think),
         )
 
     @property

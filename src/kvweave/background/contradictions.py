@@ -17,8 +17,8 @@ from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer
 from kvweave.answering.agreement import contradict, support
 from kvweave.answering.cached_answers import CachedAnswers
+from kvweave.database import FactTable
 from kvweave.index.documents import version_of
-from kvweave.state.background_budget import BackgroundBudget
 
 Pair = tuple[CachedAnswer, CachedAnswer]
 Group = tuple[CachedAnswer, ...]
@@ -29,10 +29,10 @@ _COMPARED: Final = "answers_compared_until"
 
 @dataclass(frozen=True, slots=True)
 class Contradictions:
-    """The contradictions among the answers of `cached`; `budget` records which were compared."""
+    """The contradictions among the answers of `cached`; `facts` records which were compared."""
 
     cached: CachedAnswers
-    budget: BackgroundBudget
+    facts: FactTable
 
     def groups(self, between: Callable[[], None] = lambda: None) -> list[Group]:
         """Return the groups in which answers contradict each other; `between` is called before each answer that is looked at."""
@@ -58,7 +58,7 @@ class Contradictions:
 
     def _same(self, answer: CachedAnswer) -> list[CachedAnswer]:
         """Return the answers to the same question; what was taken for typing errors may still be words of the documents."""
-        if answer.settings.reranker != self.cached.reranker:
+        if answer.options.reranker != self.cached.reranker:
             return []
         return self.cached.answers.pairs.same(answer, self.cached.threshold)
 
@@ -67,7 +67,7 @@ class Contradictions:
         answers, threshold = self.cached.answers, self.cached.threshold
         for one, other in answers.pairs.of_one_key():
             cosine = similarity(one.vector, other.vector)
-            comparable = one.settings.reranker == self.cached.reranker and contradict(one.text, other.text)
+            comparable = one.options.reranker == self.cached.reranker and contradict(one.text, other.text)
             if comparable and answers.matcher.same(one.question, other.question, cosine, threshold):
                 yield one, other
 
@@ -76,7 +76,7 @@ class Contradictions:
 
         Pairs from the first contradiction on are checked again next time, because settling it recomputes both answers.
         """
-        before = compared = self.budget.fact(_COMPARED) or 0.0
+        before = compared = self.facts.get(_COMPARED) or 0.0
         found = False
         for answer in self.cached.answers.pairs.new_answers(before):
             between()
@@ -88,7 +88,7 @@ class Contradictions:
             if not found:
                 compared = answer.made_at_s
         if compared != before:
-            self.budget.record_fact(_COMPARED, compared)
+            self.facts.record(_COMPARED, compared)
 
     def settle(self, group: Group) -> None:
         """Let one answer stay for all questions of a group whose answers, made again, still contradict each other.
@@ -111,7 +111,7 @@ class Contradictions:
             for each in opposed:
                 if each is not stays:
                     answers.put(
-                        *(each.question, each.vector, each.settings),
+                        *(each.question, each.vector, each.options),
                         *(stays.text, stays.sources, origin),
                         asked=False,
                     )

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 
-from kvweave.answering.settings import AskOptions
 from kvweave.background.budget_trials import BudgetTrials, Reply
 from kvweave.background.step import Step
 from kvweave.errors import InvalidRequest, NotEnoughMemory
@@ -20,6 +19,7 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.precision import BITS, WeightBits
 from kvweave.models.quantised import held_bytes
+from kvweave.options import AskOptions
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.state.calibration_results import Measured, Trial, chosen, summarised

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from kvweave.answering.settings import within_context
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.documents.chunking import Chunker
@@ -27,6 +26,7 @@ from kvweave.documents.readers import ReadFile, digest_file
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.documents import ListedDocument, document_version
 from kvweave.models.gguf.reporting import reporting
+from kvweave.options import within_context
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import SWEEP_GRACE_S, KnowledgeBaseState, Progress

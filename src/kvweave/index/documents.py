@@ -112,6 +112,10 @@ class DocumentTable:
             documents.append(listed if original == listed.source else replace(listed, same_as=original))
         return documents
 
+    def count(self) -> int:
+        """Return how many documents are listed."""
+        return int(self._database.query("SELECT count(*) FROM documents")[0][0])
+
     def chunk_count(self) -> int:
         """Return how many chunks the listed documents have."""
         return int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
