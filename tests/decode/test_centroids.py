@@ -21,7 +21,7 @@ LAYERS, HEADS, WIDTH, PAGE_BYTES = (
 
 def opened(path) -> Centroids:
     file = PageFile(path, PAGE_BYTES, DecodeCounts(), direct=False)
-    return Centroids(LAYERS, HEADS, WIDTH, file, paged=True)
+    return Centroids(LAYERS, HEADS, WIDTH, file)
 
 
 @how(max_examples=25, deadline=None)

@@ -170,8 +170,8 @@ class DecodeOptions:
     def settings(self) -> "list[tuple[str, OffloadSettings]]":
         """Return every strategy with its settings, for each storage and budget; raises InvalidRequest."""
         from kvweave.decode.settings import DiskSettings, OffloadSettings
-        from kvweave.decode.strategies import STRATEGIES
         from kvweave_lab.eval.decoding.measure import variant_named
+        from kvweave_lab.strategies import STRATEGIES
 
         limit = None if self.resident_bytes is None else opt.size_bytes(self.resident_bytes)
         storages = opt.storages_named(self.storage or ["exact"])

@@ -162,10 +162,10 @@ def decode(
 
 
 def _variants(names: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
-    from kvweave.decode.strategies import STRATEGIES
     from kvweave_lab.eval.decoding.measure import all_variants
+    from kvweave_lab.strategies import STRATEGIES
 
-    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or tuple(STRATEGIES)
+    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or STRATEGIES
 
 
 def _file_texts(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.page_cache.frames import FramePool
+from kvweave.decode.frames import FramePool
 
 
 class TailPages:
