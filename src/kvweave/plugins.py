@@ -28,6 +28,7 @@ LAB: Final[Mapping[str, Mapping[str, str]]] = {
     "kvweave.recipes": dict.fromkeys(
         (
             "naive",
+            "direct",
             "random",
             "percache",
             "idealised",
@@ -35,6 +36,7 @@ LAB: Final[Mapping[str, Mapping[str, str]]] = {
             "cacheblend-gradual",
             "cacheclip-windows",
             "fusionrag-alone",
+            "fusionrag-over-stale",
         ),
         "",
     ),

@@ -24,7 +24,6 @@ from kvweave.kvstore.format import Content, encode_entry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.methods import METHODS, recipe_named
-from kvweave.recipes.names import RENAMED
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Storage
 
@@ -103,10 +102,10 @@ def settings() -> dict[str, Any]:
 
 
 def entry_keys() -> dict[str, Any]:
-    """Return the keys under which each recipe, by its name and its earlier name, looks up chunk KV and stores features."""
+    """Return the keys under which each recipe, by its name, looks up chunk KV and stores features."""
     adapter = tiny_adapter()
     found = {}
-    for name in (*METHODS, *RENAMED):
+    for name in METHODS:
         for storage in STORAGES:
             with suppress(InvalidRequest):  # a recipe that keeps exact versions takes no other storage
                 found[f"{name} {storage}"] = _keys(adapter, recipe_named(name, storage=storage))

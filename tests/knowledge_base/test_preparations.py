@@ -33,8 +33,8 @@ def test_the_plan_names_the_substitute_for_a_missing_preparation(open_kb, docume
     assert reasons(isolated) == {
         "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
     }
-    bare = base.ask(GLORRIC, recipe="direct").plan
-    assert reasons(bare) == {"nothing is stored for any position (bare-int8, bare)"}
+    bare = base.ask(GLORRIC, recipe="bare+reuse").plan
+    assert reasons(bare) == {"no KV after exactly this text, nor for any position (bare-int8, bare)"}
     nothing = base.ask(GLORRIC, recipe="prefix").plan
     assert reasons(nothing) <= {"no KV after exactly this text, and this recipe accepts no other"}
 

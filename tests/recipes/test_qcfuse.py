@@ -19,8 +19,8 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkKV

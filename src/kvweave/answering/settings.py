@@ -11,7 +11,7 @@ from kvweave.config import Config, GenerationConfig
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.options import AskOptions, Sampling, check_sampling
-from kvweave.recipes.names import AUTO, OWN_PREPARATIONS, UNCALIBRATED, displayed, full_name, parse
+from kvweave.recipes.names import AUTO, UNCALIBRATED, displayed, full_name, own_preparation, parse
 from kvweave.results import AnswerCacheUse
 from kvweave.state.calibration_results import AutoRecipe
 
@@ -143,7 +143,7 @@ class Settings:
         if named is None:
             known = full_name(self.config.recipe, prepare or self.config.prepare, self._storage)
         else:
-            complete = prepare is not None or "+" in named or OWN_PREPARATIONS.get(named) is None
+            complete = prepare is not None or "+" in named or own_preparation(named) is None
             known = full_name(named, prepare if complete else self.config.prepare, self._storage)
         return known or self.recipe(named, prepare).name
 

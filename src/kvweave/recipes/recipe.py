@@ -1,7 +1,7 @@
 """A method of KV reuse as a recipe of six slots, and `run`, which prefills a prompt by a recipe.
 
 Each slot answers one question; all but the name have a default. A new method is a file in `methods/` that fills the
-slots it changes, and one line in METHODS. If a method needs an edit here, a slot is wrong.
+slots it changes, and one line in OWN_METHODS. If a method needs an edit here, a slot is wrong.
 """
 
 import logging
@@ -26,13 +26,13 @@ from kvweave.models.hooks import AttentionHook
 from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
-from kvweave.recipes.match import Match, MatchSystemThenChunk
+from kvweave.recipes.match import Match, MatchSystemThenChunk, warn_if_none_fits
 from kvweave.recipes.place import Place, TruePositions
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
-from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, PrefillState
+from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.recipes.unfit import warn_if_none_fits
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import ModelFingerprint, TokenizedPrompt
 

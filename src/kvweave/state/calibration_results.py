@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kvweave.config import Config
 from kvweave.database import Database
-from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
+from kvweave.recipes.names import UNCALIBRATED, own_preparation
 from kvweave.state.metadata import KBMetadata
 from kvweave.state.tried_weights import TriedWeights, at_ratio, tried_weights
 from kvweave.version import __version__
@@ -278,7 +278,7 @@ class AutoRecipe:
             "model": metadata.get("model_digest") or "",
             "kvweave": __version__,
             "system": metadata.system,
-            f"preparation of {UNCALIBRATED}": OWN_PREPARATIONS[UNCALIBRATED] or "",
+            f"preparation of {UNCALIBRATED}": own_preparation(UNCALIBRATED) or "",
             **{name: str(value) for name, value in settings.items()},
         }
 

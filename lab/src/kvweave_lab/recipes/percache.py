@@ -8,16 +8,16 @@ from torch import Tensor
 
 from kvweave.models.hooks import AttentionHook, UnrotatedQueries
 from kvweave.recipes.match import MatchExactPathWithQueries
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.recompute import SelectedRows
-from kvweave.recipes.request import PrefillState
 
 
 def percache() -> Recipe:
     """Reuse the projections of what was computed after exactly the same earlier text, and compute everything else again.
 
-    Paper: PerCache §4.2.2, App. B.1.
+    Paper: PerCache (arXiv 2601.11553) §4.2.2, App. B.1.
     Idea: entries hold queries beside keys and values. Every row of the prompt runs through every layer. Stored tokens skip
         the three projections: their stored queries, keys and values, rotated to their positions, are used instead.
     Parameters: none.
@@ -27,7 +27,6 @@ def percache() -> Recipe:
     Relations: exact, as `prefix` is, which saves the same and attention and feed-forward besides, and stores less: what is
         computed of stored tokens here reaches no logits, since these depend on the stored keys and values. The two do not
         find each other's entries. It is here to be compared with, not to be used.
-    Measured: only priced, in lab/docs/personas.md.
     """
     return Recipe(
         "percache",
