@@ -12,8 +12,8 @@ from synthetic import HEADS, Text, geometry, settings
 
 from kvweave.decode.disk.layout import DualHeadPools, co_retrievals, neighbour_order
 from kvweave.decode.disk.page_file import merge_runs
-from kvweave.decode.frames import FramePool
 from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.store.frames import FramePool
 
 
 def test_a_pair_grows_inward_and_neighbours_the_next_pool():

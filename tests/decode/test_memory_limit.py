@@ -7,10 +7,10 @@ import pytest
 from synthetic import CLUSTERED, HEADS, Text, geometry, settings, stored
 
 from kvweave.decode.clusters.buffers import BufferedEntries
-from kvweave.decode.clusters.centroids import SPARE_COLUMNS, Centroids
-from kvweave.decode.frames import FramePool
+from kvweave.decode.disk.centroids import SPARE_COLUMNS, Centroids
 from kvweave.decode.layer import RecentWindow
 from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.store.frames import FramePool
 
 LAYERS, LIMIT, PROMPT = 2, 40_000, 80
 """A limit that every text here outgrows; a prompt with more clusters than a layer has spare columns for."""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from synthetic import Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.frames import FramePool
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.page_cache import ClusterUsage, PageCache, cluster_scores
+from kvweave.decode.store.frames import FramePool
+from kvweave.decode.store.page_cache import ClusterUsage, PageCache, cluster_scores
 from kvweave.errors import InvalidRequest
 from kvweave.models.support import Geometry
 

@@ -9,7 +9,7 @@ import torch
 from decode.synthetic import HEADS, Text, geometry, settings
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.page_cache import ClusterUsage
+from kvweave.decode.store.page_cache import ClusterUsage
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.strategies.ablations import lfu_scores, lru_scores
 from kvweave_lab.strategies.clustered import StaticClusters

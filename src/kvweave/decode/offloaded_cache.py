@@ -15,8 +15,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.centroids import SPARE_COLUMNS
 from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.centroids import SPARE_COLUMNS
 from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.retriever import CacheHooks, SinkAttention, token_budget
 from kvweave.decode.settings import OffloadSettings

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvweave.decode.clusters.centroids import Centroids
-from kvweave.decode.clusters.table import ClusterTable
+from kvweave.decode.cluster_table import ClusterTable
 from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.disk.cluster_store import ClusterStore
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import DualHeadPools, Layout
 from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.disk.tail_pages import TailPages
-from kvweave.decode.frames import FramePool
-from kvweave.decode.page_cache import DeviceCache, EvictionPolicy, PageCache, cluster_scores
 from kvweave.decode.retriever import CacheHooks, Retriever
 from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.store.cluster_store import ClusterStore
+from kvweave.decode.store.frames import FramePool
+from kvweave.decode.store.page_cache import DeviceCache, EvictionPolicy, PageCache, cluster_scores
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import StoreError
 from kvweave.models.support import Geometry
 

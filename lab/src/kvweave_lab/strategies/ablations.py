@@ -6,10 +6,10 @@ import numpy as np
 from torch import Tensor
 
 from kvweave.decode.clusters.adaptive import AdaptiveClusters
-from kvweave.decode.clusters.centroids import Centroids
-from kvweave.decode.page_cache import ClusterUsage, EvictionScores
+from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.retriever import TokenBudget
 from kvweave.decode.shared_state import Strategy
+from kvweave.decode.store.page_cache import ClusterUsage, EvictionScores
 from kvweave_lab.strategies.packed import PackedRegions, PackedStore
 
 

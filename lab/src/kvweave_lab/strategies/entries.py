@@ -15,9 +15,9 @@ from torch import Tensor
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import Layout, Owner
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile
-from kvweave.decode.frames import gather_pages
 from kvweave.decode.retriever import CacheHooks, TokenBudget
 from kvweave.decode.shared_state import SharedState, Strategy
+from kvweave.decode.store.frames import gather_pages
 from kvweave.errors import StoreError
 from kvweave.ops.partial_attention import PartialAttention
 

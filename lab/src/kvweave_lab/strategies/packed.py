@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import ClusterKey
-from kvweave.decode.disk.cluster_store import ClusterStore
+from kvweave.decode.cluster_table import ClusterKey
 from kvweave.decode.disk.layout import Owner
 from kvweave.decode.disk.page_file import AlignedBuffer, Run, wait_for
+from kvweave.decode.store.cluster_store import ClusterStore
 from kvweave.errors import InvalidRequest
 
 REGION_PAGES = 2**18

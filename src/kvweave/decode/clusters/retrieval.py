@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvweave.decode.cluster_table import ClusterTable, layer_keys
 from kvweave.decode.clusters.buffers import BufferedEntries
 from kvweave.decode.clusters.selection import score_clusters, select_clusters, top_entries
-from kvweave.decode.clusters.table import ClusterTable, layer_keys
 from kvweave.decode.disk.layout import co_retrievals, neighbour_order
 from kvweave.decode.retriever import CacheHooks, TokenBudget
 from kvweave.decode.shared_state import SharedState

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, ClusterTable, key_array, table_column
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, ClusterTable, key_array, table_column
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import Layout
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile, PageMemory, Run, merge_runs, wait_for

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array, key_list
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array, key_list
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.tail_pages import TailPages
-from kvweave.decode.frames import FrameAllocator, gather_pages
+from kvweave.decode.store.frames import FrameAllocator, gather_pages
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import InvalidRequest
 
 EvictionScores = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_list, layer_keys, table_column
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_list, layer_keys, table_column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.disk.cluster_reads import ClusterReads
-from kvweave.decode.disk.tail_pages import TailPages
-from kvweave.decode.frames import FrameAllocator, FramePool, gather_pages
-from kvweave.decode.page_cache import DeviceCache, PageCache
+from kvweave.decode.store.cluster_reads import ClusterReads
+from kvweave.decode.store.frames import FrameAllocator, FramePool, gather_pages
+from kvweave.decode.store.page_cache import DeviceCache, PageCache
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import InvalidRequest
 
 _WORD = 2**64

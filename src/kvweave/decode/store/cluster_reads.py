@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array, key_list, table_column
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array, key_list, table_column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.disk.tail_pages import TailPages
-from kvweave.decode.frames import FramePool, gather_pages
-from kvweave.decode.page_cache import PageCache
+from kvweave.decode.store.frames import FramePool, gather_pages
+from kvweave.decode.store.page_cache import PageCache
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import StoreError
 
 _BLOCK_PAGES = 64  # copied at once to be checked
