@@ -98,15 +98,7 @@ class ModelNotFound(ModelError):
 
 
 class NotEnoughMemory(ModelError):
-    """The weights do not fit into memory; the message names the bits that would.
-
-    Attributes:
-        shortage: the message without them: what is needed, and what is left.
-    """
-
-    def __init__(self, shortage: str, advice: str = "") -> None:
-        super().__init__(f"{shortage}; {advice}" if advice else shortage)
-        self.shortage = shortage
+    """The weights do not fit into memory; the message names the bits that would."""
 
 
 class UnsupportedModel(ModelError):

@@ -355,31 +355,21 @@ class KnowledgeBase:
         self,
         questions: Sequence[str] | None = None,
         progress: Progress = no_progress,
-        *,
-        try_weights: Sequence[str] = (),
     ) -> "Verdict":
         """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
 
-        `try_weights` names fewer bits per weight, int8 or int4: the verdict then also tells what the model keeps with them under
-        full attention, and which budget is the cheapest with them. It is loaded once more for each. Nothing is switched to them,
-        since stored KV, answers and conversations are of the weights they were made with. Nothing of an interrupted trial is kept,
-        and a later verdict that was made without them, as at idle time, tells nothing of them.
-
         Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
-        questions, the model has no more bits than are to be tried, or another process is at background work; for weights to
-        try, NotEnoughMemory and MissingExtra.
+        questions, or another process is at background work.
         """
         from kvweave.background.calibration import calibrate
-        from kvweave.background.weights_trial import fewer_bits
 
         self._asker.checked("?")
-        bits = fewer_bits(try_weights, self._metadata.weight_bits)
         with self._requests.start():
             self._preparer.embed(progress)
-            return calibrate(self._state, self._components, self._settings, questions, progress, bits)
+            return calibrate(self._state, self._components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and why; loads no model."""
