@@ -30,7 +30,6 @@ LAB: Final[Mapping[str, Mapping[str, str]]] = {
             "naive",
             "direct",
             "random",
-            "percache",
             "idealised",
             "cacheblend-kv",
             "cacheblend-gradual",

@@ -21,7 +21,7 @@ import kvweave
 from kvweave.config import Config
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.format import Content, encode_entry
-from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
+from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.testing import tiny_adapter
@@ -149,7 +149,6 @@ def contents() -> dict[str, tuple[EntryKey, Content]]:
     entries: dict[str, tuple[KVProvenance, Content]] = {
         "float32": (made, ChunkKV(IDS[:2], kv)),
         "bfloat16": (made, ChunkKV(IDS[:2], kv.to(torch.bfloat16))),
-        "queries": (with_queries(made), ChunkKV(IDS[:2], kv, kv[:, 0])),
         "note": (
             KVProvenance("digest-12.5", made.context),
             ChunkFeature(IDS[:2], {"scores": kv[0, 0, 0, :, 0]}),

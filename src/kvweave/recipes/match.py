@@ -6,7 +6,7 @@ from itertools import product, takewhile
 from typing import Protocol
 
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import has_queries, with_queries
+from kvweave.kvstore.keys import has_queries
 from kvweave.recipes.names import split_storage
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
@@ -80,23 +80,6 @@ class MatchExactPath:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchExactPathWithQueries:
-    """Like MatchExactPath, but only among entries that also hold queries (PerCache §4.2.2).
-
-    Other recipes do not find these entries. For models that cannot use queries (see `Adapter.projections`) it equals
-    MatchExactPath.
-    """
-
-    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
-    position_independent: bool = False
-
-    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Run one catalogue query for the whole path."""
-        queries = request.adapter.projections is not None
-        return _find(request, prepare, exact_chunks=True, any_chunks=False, queries=queries)
-
-
-@dataclass(frozen=True, slots=True)
 class MatchPathThenChunk:
     """The exact path first, then chunks by content."""
 
@@ -127,12 +110,10 @@ def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> l
 
 
 def _find(
-    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool, queries: bool = False
+    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
 ) -> tuple[Matched, ...]:
     spans = request.prompt.spans
     exact = [_exact_provenance(request, i, span, exact_chunks) for i, span in enumerate(spans)]
-    if queries:
-        exact = [provenance and with_queries(provenance) for provenance in exact]
     by_content = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
     candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
     wanted = []

@@ -16,7 +16,6 @@ from torch import Tensor
 from kvweave.cancellation import check_cancelled
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
 from kvweave.kvstore.format import verify_content
-from kvweave.kvstore.keys import with_queries
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
@@ -212,8 +211,7 @@ class _NewEntries:
             span, sources = prompt.spans[number], request.sources(number)
             provenance = request.exact_provenance(number)
             kv = request.adapter.extract_chunk_kv(kv_cache, prompt.token_ids, span.start, span.end)
-            named = provenance if kv.queries is None else with_queries(provenance)
-            yield StoreEntry(kv, named, sources, limit if span.kind == "chunk" else None)
+            yield StoreEntry(kv, provenance, sources, limit if span.kind == "chunk" else None)
             if self._recorder is not None and span.kind == "chunk":
                 yield StoreEntry(self._recorder.feature(number), attention_key(provenance), sources)
 
