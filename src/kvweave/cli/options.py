@@ -179,7 +179,7 @@ class SharedOptions:
     idle_seconds_per_day: Annotated[
         float | None,
         _Declared(
-            "Daily budget in seconds of work. Default: 3600 with --watch, --low-load or --install, else no limit.",
+            "Daily budget in seconds of work. Default: 3600 with --watch or --low-load, else no limit.",
             flag="--seconds-per-day",
         ),
     ] = None
