@@ -27,7 +27,6 @@ NAMES = {
     ),
     "Recipes and errors": ("METHODS", "Recipe", "KvweaveError"),
 }
-ALIASES = {"ClusteredKV": "OffloadSettings"}
 RESULTS = ("Answer", "Plan", "Timing")
 """Classes that only kvweave creates; the page shows their fields instead of a signature."""
 
@@ -64,12 +63,11 @@ def python_api(generated: str) -> list[str]:
         "[setting](settings.md) has the meaning of the setting. The [guide](../guide/recipes.md#how-much-to-recompute) explains `ratio` and",
         "`coverage`.",
     ]
-    assert sorted([*ALIASES, *(name for names in NAMES.values() for name in names)]) == kvweave.__all__
+    assert sorted(name for names in NAMES.values() for name in names) == kvweave.__all__
     for title, names in NAMES.items():
         lines += ["", f"## {title}"]
         for name in names:
             lines += ["", f"### {name}", "", *_described(name, getattr(kvweave, name))]
-            lines += [f"\n`{alias}` is its earlier name." for alias, one in ALIASES.items() if one == name]
     return lines
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvweave
 from kvweave.decode.retriever import token_budget
 from kvweave.decode.settings import MIN_ENTRIES, ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest
@@ -63,7 +62,3 @@ def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, wind
 def test_invalid_settings_are_explained(changes, message):
     with pytest.raises(InvalidRequest, match=message):
         OffloadSettings(**changes)
-
-
-def test_the_settings_have_their_earlier_name_too():
-    assert kvweave.ClusteredKV is kvweave.OffloadSettings is OffloadSettings
