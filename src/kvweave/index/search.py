@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from lancedb.query import MatchQuery
 
-from kvweave.index.lance import MatchQuery
 from kvweave.index.words import COLUMN, query_words
 
 RANK_OFFSET: Final = 60

@@ -15,13 +15,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import lancedb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from lancedb.index import FTS
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
 from kvweave.index.documents import document_version, row_id
-from kvweave.index.lance import FTS, lancedb
 from kvweave.index.search import (
     FoundChunk,
     Rerank,
