@@ -30,7 +30,6 @@
     │   └── ServerRefused         carries the server's message
     ├── Unauthorized              no API key, or a wrong one
     ├── Cancelled                 the caller has left, or the server closes
-    ├── EvaluationStopped         a worker process ended early
     └── MissingExtra              names the extra to install
 
 A message names what was wrong, the value, the limit, and what to do.
@@ -163,10 +162,6 @@ class Unauthorized(KvweaveError):
 
 class Cancelled(KvweaveError):
     """A request was given up: its caller has left, or the server is closing."""
-
-
-class EvaluationStopped(KvweaveError):
-    """A worker process of an evaluation ended early; the answers up to then are kept."""
 
 
 class MissingExtra(KvweaveError, ImportError):

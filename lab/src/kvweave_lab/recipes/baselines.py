@@ -1,6 +1,6 @@
 """Lower bounds that every method has to beat: positions left wrong or moved alone, and tokens drawn at random."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -8,10 +8,11 @@ from torch import Tensor
 
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
-from kvweave.recipes.place import StoredPositions
+from kvweave.recipes.place import Placement, TruePositions
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
+from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.recipes.select import TopScores
 
 
@@ -50,6 +51,26 @@ def random() -> Recipe:
     Relations: every selective recipe at the same ratio.
     """
     return Recipe("random", match=MatchPathThenChunk(), select=TopScores(RandomScore()), ratio=0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPositions:
+    """Each chunk at the position where it was prepared, which is wrong in most prompts: a lower bound.
+
+    That is position 0 for a chunk that was prefilled alone. All others start right after the system prefix, because
+    entries do not record the length of the neighbours that a chunk was prepared after.
+    """
+
+    def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
+        """Leave each reused span unmoved; exact spans are at their true positions already."""
+        true = TruePositions().place(request, matched)
+        stored = [
+            span
+            if m.origin == "exact"
+            else replace(span, rope_start=len(request.prefix) if m.provenance and m.provenance.context else 0)
+            for m, span in zip((m for m in matched if m.kv is not None), true.spans, strict=True)
+        ]
+        return replace(true, spans=tuple(stored))
 
 
 @dataclass(frozen=True, slots=True)

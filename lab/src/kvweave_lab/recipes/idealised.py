@@ -6,12 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.ops.scores import residual_norms
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import TopScores, question_probe, question_votes
+from kvweave_lab.scores import residual_norms
 
 
 def idealised() -> Recipe:
