@@ -6,7 +6,7 @@ from importlib import import_module
 from inspect import signature
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
-from kvweave.plugins import LAB, lab_missing, plugins
+from kvweave.plugins import more_in_lab, plugins
 from kvweave.recipes.methods.cachecraft import RequestVersions
 from kvweave.recipes.methods.weave import SimilarAndPrevious
 from kvweave.recipes.names import AUTO, OWN_METHODS, parse, recipe_name
@@ -78,11 +78,8 @@ def recipe_named(
     """
     named = parse(name, prepare, storage)
     if named.method not in METHODS:
-        if named.method in LAB["kvweave.recipes"]:
-            raise lab_missing(f"recipe {named.method!r}")
-        raise UnknownRecipe(
-            f"there is no recipe {named.method!r}; choose one of {', '.join((AUTO, *METHODS))}"
-        )
+        more, known = more_in_lab("kvweave.recipes"), ", ".join((AUTO, *METHODS))
+        raise UnknownRecipe(f"there is no recipe {named.method!r}; choose one of {known}{more}")
     make = METHODS[named.method]
     recipe = make(auxiliary) if uses_auxiliary(named.method) else make()
     used = recipe.prepare if named.preparation is None else _preparation_for(recipe, named.preparation)
