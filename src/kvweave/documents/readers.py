@@ -70,11 +70,6 @@ class ReadFile:
     skipped: tuple[SkippedFile, ...] = field(default=())
 
 
-def read_document(path: Path) -> Document:
-    """Return the document of the file itself; raises the errors of `read_file`."""
-    return read_file(path).documents[0]
-
-
 def read_file(path: Path, ctx: ReadContext | None = None) -> ReadFile:
     """Read one file, which may be compressed (`.gz`), and the files inside it.
 

@@ -115,7 +115,7 @@ class DecodeOptions:
             lengths=lengths,
             variants=_variants(self.strategy or (), ablations=self.ablations),
             budgets=tuple(self.budget or BUDGETS),
-            storages=tuple(opt.storages_named(self.storage or ["exact"])),
+            storages=tuple(bench.storages_named(self.storage or ["exact"])),
             seeds=tuple(self.seed or (0, 1, 2)),
             samples=self.samples,
             prompt_tokens=self.prompt_tokens,
