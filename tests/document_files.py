@@ -4,8 +4,12 @@ import io
 import zipfile
 from collections.abc import Sequence
 from email.message import EmailMessage
+from pathlib import Path
 
 from fpdf import FPDF
+
+from kvweave.documents.readers import read_file
+from kvweave.types import Document
 
 ROWS = [("Name", "Town", "Year"), *((f"Person{n}", f"Town{n}", 1900 + n) for n in range(200))]
 
@@ -150,3 +154,8 @@ def mail(
 
 def mbox(*messages: EmailMessage) -> bytes:
     return b"\n".join(b"From someone Mon Jan  5 10:00:00 2026\n" + bytes(each) for each in messages)
+
+
+def read_document(path: Path) -> Document:
+    """Return the file's own document."""
+    return read_file(path).documents[0]

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kvweave.config import read_config
-from kvweave.server.client.choice import setting_values
+from kvweave.server.operations import list_settings
 from kvweave.server.process import discovery
 
 
@@ -30,8 +30,7 @@ def stream(*events):
 
 def settings(home, **given):
     """What a server with these settings answers to GET /v1/settings."""
-    values = setting_values(read_config(home, {}, **given))
-    return reply({"data": [{"name": name, "value": value} for name, value in values.items()]})
+    return reply({"data": list_settings(read_config(home, {}, **given))})
 
 
 DONE = {

@@ -17,14 +17,15 @@ import numpy as np
 
 from experiment import argument_parser, command_of, environment, run_script, write_result
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, Vector
+from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.config import AnswersConfig
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
+from kvweave.options import AskOptions
 from kvweave_lab.eval.question_pairs import make_pairs
 from kvweave_lab.eval.world import DEV
 
-SETTINGS = AnswerSettings("reuse", None, None, 5, None, False, None, None)
+SETTINGS = AskOptions("reuse", 5)
 BATCH = 512
 
 

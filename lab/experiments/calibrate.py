@@ -5,8 +5,7 @@
 
 Documents and questions are those of `kvweave eval natural`, the questions drawn evenly from those whose evidence lies in the
 documents; `--split` takes all documents of a split. With neither, the sample documents of `kvweave demo` and their questions, each
-in WORDINGS. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many. With
-`--try-weights int8` the result tells what the model keeps with fewer bits per weight, and nothing of the budgets.
+in WORDINGS. Every budget is measured on every question; `kvweave calibrate` leaves out those that have lost too many.
 """
 
 import argparse
@@ -51,33 +50,8 @@ def under(verdict: Verdict, share: float) -> Trial | None:
     return chosen(trials)
 
 
-def kept_weights(verdict: Verdict, share: float) -> dict[str, Any]:
-    """Return what was found about fewer bits per weight, as values for JSON.
-
-    `chosen` are those that would be chosen if this share had to be kept; None where none are.
-    """
-    assert verdict.weights is not None
-    trials = tuple(
-        replace(
-            each,
-            keeps=max(each.questions - each.first_tokens, each.questions - each.answers)
-            <= allowed_losses(each.questions, share),
-        )
-        for each in verdict.weights.trials
-    )
-    tried = replace(verdict.weights, trials=trials)
-    found = asdict(tried)
-    for each in found["trials"]:
-        del each["recipe"], each["budget"]  # of another share
-    return {**found, "chosen": None if tried.best is None else tried.best.bits}
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Calibrate an empty home's knowledge base.
-
-    Nothing has to be kept, so that no budget is left out; all of it where weights are tried, so that budgets soon are.
-    """
-    least = 1.0 if args.try_weights else 0.0
+    """Calibrate an empty home's knowledge base; nothing has to be kept, so that no budget is left out."""
     questions = questions_about(args.document, args.questions)
     with (
         tempfile.TemporaryDirectory() as home,
@@ -87,15 +61,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             dtype=args.dtype or "auto",
             chunk_tokens=args.chunk_tokens,
             top_k=args.top_k,
-            calibrate_first_tokens=least,
-            calibrate_answers=least,
+            calibrate_first_tokens=0.0,
+            calibrate_answers=0.0,
         ) as base,
     ):
         paths = [SHIPPED / "documents" / name for name in args.document]
         base.add(*(paths or [DOCUMENTS]))
         model, dtype = base.model.fingerprint.name, base.model.fingerprint.dtype
-        verdict = base.calibrate(questions, progress_printer(model), try_weights=args.try_weights)
-    about = {
+        verdict = base.calibrate(questions, progress_printer(model))
+    best = under(verdict, args.share)
+    return {
         "model": Path(model).name,
         "dtype": dtype,
         "chunk_tokens": args.chunk_tokens,
@@ -103,12 +78,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "documents": args.document,
         "questions": verdict.questions,
         "share": args.share,
-    }
-    if args.try_weights:
-        return {**about, "weights": kept_weights(verdict, args.share)}
-    best = under(verdict, args.share)
-    return {
-        **about,
         "chosen": None if best is None else [best.recipe, best.budget],
         "seconds": verdict.seconds,
         "passes": verdict.passes,
@@ -132,12 +101,6 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.98, help="share of first tokens and answers to keep")
     parser.add_argument("--split", choices=SPLITS, help="all documents of this split of kvweave eval natural")
     parser.add_argument("--dtype", help="of the model; what kvweave takes on this machine without it")
-    parser.add_argument(
-        "--try-weights",
-        action="append",
-        default=[],
-        help="measure fewer bits per weight, int8 or int4; repeatable",
-    )
     args = parser.parse_args()
     if args.split:
         own = (each for each in shipped_set().questions if each.split == args.split)

@@ -34,7 +34,6 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.shapes import random_model
 from kvweave.recipes.match import Match
 from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.place import StoredPositions
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Matched, PrefillRequest
@@ -43,6 +42,7 @@ from kvweave.types import Prompt, SpanKind
 from kvweave_lab.bench.baselines import MaskAttend, WorkCounter, stock_attention, transformers_prefill
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
 from kvweave_lab.bench.workload import PreparedStores, prompt_of_chunks
+from kvweave_lab.recipes.baselines import StoredPositions
 
 
 @dataclass(frozen=True, slots=True)

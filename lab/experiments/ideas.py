@@ -16,9 +16,9 @@ from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.weave import ContextSensitivity, SimilarAndPrevious
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import QuestionAttention, Score, TopScores
 
 

@@ -31,8 +31,8 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prefill_state import rows_of
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import rows_of
 from kvweave.recipes.select import QuestionAttention, TopScores
 from kvweave.types import Span, TokenizedPrompt
 from kvweave_lab.eval.evaluation import haystack_of, token_count

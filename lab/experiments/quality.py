@@ -46,8 +46,6 @@ import transformers
 import kvweave
 from eval_folders import EvalFolders, read_folders
 from experiment import environment, rounded, run_script
-from kvweave.answering.generation import generate_together
-from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -62,6 +60,7 @@ from kvweave_lab.eval.metrics import METRICS
 from kvweave_lab.eval.natural.offline_cost import measure_costs
 from kvweave_lab.eval.outcomes import Label, Outcome
 from kvweave_lab.eval.preparation import corpus_of
+from kvweave_lab.eval.replies import generate_together
 from kvweave_lab.eval.report import matrix_json, rows_json, storages_json
 from kvweave_lab.eval.rows import OVERALL, Row, summary_rows
 from kvweave_lab.eval.samples import Sample
@@ -222,13 +221,12 @@ def completed(path: Path) -> dict[str, Any]:
 
 def _alone(adapter: Adapter) -> Callable[[Sample], float]:
     """Return a function that scores the answer to a sample's question without any chunk."""
-    greedy = GenerationConfig(temperature=0.0)
 
     def score(sample: Sample) -> float:
         prompt = adapter.template.render(Prompt(sample.question))
         full = run(recipe_named("full"), adapter, MemoryStore(), prompt)
         start = (full.kv_cache, prompt.token_ids, full.logits)
-        (reply,) = generate_together(adapter, [start], greedy, sample.max_new_tokens)
+        (reply,) = generate_together(adapter, [start], sample.max_new_tokens)
         return METRICS[sample.metric](reply.text.strip(), sample.answers)
 
     return score

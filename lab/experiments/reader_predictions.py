@@ -36,10 +36,11 @@ from experiment import (
     write_result,
 )
 from kvweave.answer_cache.matching import ENGLISH
-from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answer_cache.records import Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
 from kvweave.config import AnswersConfig, read_config
 from kvweave.knowledge_base import KnowledgeBase
+from kvweave.options import AskOptions
 from kvweave_lab.eval.natural.questions import Question, QuestionSet, shipped_set
 from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.prediction.systems import contains
@@ -49,7 +50,7 @@ PREDICTIONS: Final = Path(__file__).with_name("reader_questions.jsonl")
 DOCUMENTS, CHUNK_TOKENS, TOP_K = 10, 160, 5
 TARGET: Final = 0.15
 COSINES: Final = (0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
-SETTINGS: Final = AnswerSettings("reuse", None, None, TOP_K, None, False, None, None)
+SETTINGS: Final = AskOptions("reuse", TOP_K)
 _FEWEST_WORDS: Final = 4  # of a sentence
 
 Cosines = NDArray[np.float32]

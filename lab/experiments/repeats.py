@@ -14,12 +14,13 @@ from pathlib import Path
 
 from experiment import argument_parser, command_of, environment, run_script, write_result
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, Vector
+from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
+from kvweave.options import AskOptions
 from kvweave.results import Source
 
-SETTINGS = AnswerSettings("reuse", None, None, 5, None, False, None, None)
+SETTINGS = AskOptions("reuse", 5)
 TOWNS = "Delft Oslo Rome Skelt Paris Turin Ghent Basel Malmo Cork".split()
 THINGS = "lantern basket kettle ladder saddle mirror barrel pillow".split()
 TEXT = "The ferry leaves at noon. " * 60  # a chunk of typical length

@@ -18,14 +18,13 @@ from methods_findings import (
 )
 from neutral_tables import NEVER, against_the_text, by_bytes, by_task, commands, estimate
 
-from kvweave.recipes.methods import name_parts
 from kvweave.recipes.recipe import Recipe
 from kvweave_lab.eval.rows import OVERALL, length_text
+from kvweave_lab.recipes.names import name_parts
 
 Methods = Mapping[str, Callable[[], Recipe]]
 
-HEADINGS = ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured")
-_SEE_HERE = "see the methods page"
+HEADINGS = ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations")
 
 
 def headings(make: Callable[[], Recipe]) -> dict[str, str]:
@@ -290,15 +289,13 @@ def _method(
     sections = headings(make)
     _, preparation = name_parts(name)
     lines = [f"### `{name}`", "", sections[""], ""]
-    lines += [f"- **{heading}**: {sections[heading]}" for heading in HEADINGS[:-1]]
+    lines += [f"- **{heading}**: {sections[heading]}" for heading in HEADINGS]
     if preparation is not None:
         lines.append(f"- **Prepared**: `{preparation}`")
     neutral, fixed = quality
     measured = [*_neutral_scores(name, neutral), *_normalised_scores(name, fixed)]
     if name in shares:
         measured.append(f"selecting costs {_share(shares[name], 'select')} of full prefill")
-    elsewhere = sections["Measured"].removeprefix(_SEE_HERE).strip("; .")
-    measured += [elsewhere] if elsewhere else []
     return [*lines, f"- **Measured**: {'; '.join(measured) or NOT_MEASURED.lower().rstrip('.')}.", ""]
 
 

@@ -5,12 +5,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack, get_origin
 
 from docstrings import entries, prose, sentences
 
 import kvweave
 from kvweave import errors
+from kvweave.answering.settings import Settings
 
 NAMES = {
     "A knowledge base": ("open", "KnowledgeBase", "Answer", "Plan", "Timing"),
@@ -26,7 +27,6 @@ NAMES = {
     ),
     "Recipes and errors": ("METHODS", "Recipe", "KvweaveError"),
 }
-ALIASES = {"ClusteredKV": "OffloadSettings"}
 RESULTS = ("Answer", "Plan", "Timing")
 """Classes that only kvweave creates; the page shows their fields instead of a signature."""
 
@@ -63,12 +63,11 @@ def python_api(generated: str) -> list[str]:
         "[setting](settings.md) has the meaning of the setting. The [guide](../guide/recipes.md#how-much-to-recompute) explains `ratio` and",
         "`coverage`.",
     ]
-    assert sorted([*ALIASES, *(name for names in NAMES.values() for name in names)]) == kvweave.__all__
+    assert sorted(name for names in NAMES.values() for name in names) == kvweave.__all__
     for title, names in NAMES.items():
         lines += ["", f"## {title}"]
         for name in names:
             lines += ["", f"### {name}", "", *_described(name, getattr(kvweave, name))]
-            lines += [f"\n`{alias}` is its earlier name." for alias, one in ALIASES.items() if one == name]
     return lines
 
 
@@ -140,12 +139,21 @@ def _call(name: str, documented: Any) -> str:
     """Return the call of a function with parameters and defaults, or the name of a property."""
     if isinstance(documented, property):
         return name
-    parameters = [each for each in inspect.signature(documented).parameters.values() if each.name != "self"]
+    given = inspect.signature(documented).parameters.values()
+    parameters = [own for each in given if each.name != "self" for own in _unpacked(each)]
     shown = [_parameter(each) for each in parameters]
     named = [n for n, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY]
     if named and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         shown.insert(named[0], "*")
     return f"{name}({', '.join(shown)})"
+
+
+def _unpacked(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """The options of a question, with their defaults, in place of `**options`."""
+    if get_origin(parameter.annotation) is not Unpack:
+        return [parameter]
+    completed = inspect.signature(Settings.options).parameters.values()
+    return [each for each in completed if each.kind is each.KEYWORD_ONLY]
 
 
 def _parameter(parameter: Any) -> str:

@@ -16,7 +16,7 @@ from kvweave.cli.app import GROUP, OWN, app
 from kvweave.config import Config, environment_variable, setting_names
 from kvweave.models.families import PREFIX_ONLY, REFUSED, Limitation
 from kvweave.plugins import plugins
-from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
+from kvweave.recipes.methods import METHODS, preparation_name, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 
 GENERATED = "<!-- Written by `make docs`; edit {source} instead. -->"
@@ -164,7 +164,7 @@ def recipes() -> list[str]:
 def _own_choices(name: str) -> str:
     """Return the recipe's own preparation and ratio in brackets, as far as it has them."""
     recipe = recipe_named(name)
-    prepared = next((key for key, make in PREPARATIONS.items() if recipe.prepare == make()), None)
+    prepared = preparation_name(recipe.prepare)
     assert prepared or recipe.prepare == NotPrepared(), name
     chosen = [f"`{prepared}`"] * bool(prepared) + [f"{recipe.ratio:g}"] * recipe.select.selective
     return f" ({', '.join(chosen)})" if chosen else ""

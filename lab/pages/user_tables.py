@@ -5,7 +5,7 @@ from typing import Any
 
 from markdown_parts import NOT_MEASURED, header, row
 
-from kvweave.plugins import LAB
+from kvweave.plugins import plugins
 from kvweave_lab.eval.rows import OVERALL
 
 
@@ -78,7 +78,7 @@ def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | N
     ratios = sorted({ratio for _, ratio in scores} - {1.0})
     lines = header("recipe", *(f"{ratio:.0%}" for ratio in ratios), "selecting")
     for name in dict.fromkeys(recipe for recipe, _ in scores):
-        if name in LAB["kvweave.recipes"] or "+" in name or name == "full":
+        if name in plugins("kvweave.recipes") or "+" in name or name == "full":
             continue  # part of the lab, on another preparation, or named in the text
         cells = (scores.get((name, ratio), "") for ratio in ratios)
         lines.append(row(f"`{name}`", *cells, shares.get(name, "")))

@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from kvweave.models.adapter import Adapter
-from kvweave.ops.scores import Offsets, transfer_scores
+from kvweave.ops.scores import Offsets
 from kvweave_lab.eval.documents import Question
+from kvweave_lab.scores import context_offsets, transfer_scores
 from training.documents import Document
 from training.network import hidden_states, product_dtype, question_attention, rotation
 from training.plan import CONTEXT, THETA
@@ -67,7 +68,7 @@ class DistillationModel:
         template, (context, question_tokens) = self.adapter.template, self.shape
         prefix = template.prefix_ids(None)
         ids = [*prefix, *(token for chunk in document.chunks for token in template.chunk_ids(chunk))]
-        offsets = template.context_offsets(document.chunks)
+        offsets = context_offsets(template, document.chunks)
         length = len(ids)
         if length > context or offsets is None:
             return None

@@ -14,7 +14,6 @@ from kvweave.version import __version__ as __version__
 if TYPE_CHECKING:
     from kvweave.api import generate as generate
     from kvweave.api import prefill as prefill
-    from kvweave.decode.settings import OffloadSettings as ClusteredKV  # noqa: F401  an alias
     from kvweave.decode.settings import OffloadSettings as OffloadSettings
     from kvweave.errors import KvweaveError as KvweaveError
     from kvweave.knowledge_base import KnowledgeBase as KnowledgeBase
@@ -34,7 +33,6 @@ _EXPORTS = {
     "Adapter": "models.adapter",
     "Answer": "results",
     "ChunkStore": "kvstore.chunk_store",
-    "ClusteredKV": "decode.settings",
     "KnowledgeBase": "knowledge_base",
     "KvweaveError": "errors",
     "METHODS": "recipes.methods",
@@ -49,10 +47,6 @@ _EXPORTS = {
     "prefill": "api",
     "prepare": "recipes.offline",
 }
-_RENAMED = {
-    "ClusteredKV": "OffloadSettings",  # its earlier name
-    "open": "open_knowledge_base",
-}
 
 __all__ = sorted(_EXPORTS)
 
@@ -60,7 +54,8 @@ __all__ = sorted(_EXPORTS)
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'kvweave' has no attribute {name!r}")
-    return getattr(import_module(f"kvweave.{_EXPORTS[name]}"), _RENAMED.get(name, name))
+    attribute = "open_knowledge_base" if name == "open" else name
+    return getattr(import_module(f"kvweave.{_EXPORTS[name]}"), attribute)
 
 
 def __dir__() -> list[str]:

@@ -11,10 +11,10 @@ from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
+from kvweave.recipes.match import warn_if_unknown
 from kvweave.recipes.methods import as_recipe, in_any_storage
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
-from kvweave.recipes.unfit import warn_if_unknown
 from kvweave.types import Prompt
 
 

@@ -164,10 +164,11 @@ class IdleConfig:
     Attributes:
         idle_quiet_s: Seconds without a request before `kvweave idle --watch` starts to work.
         idle_power: mains to work only on mains power, any to work on battery too.
-        idle_seconds_per_day: Daily budget in seconds of work, or inf. Default: 3600 for a server, `--watch` and the service, else
-            inf.
+        idle_seconds_per_day: Daily budget in seconds of work, or inf. Default: 3600 for a server, `--watch` and `--low-load`,
+            else inf.
         idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
-        idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and the service.
+        idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and
+            `--low-load`.
         idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
         idle_temperature: Highest temperature of the processor in °C, for the same work, if the system reports it.
     """

@@ -213,6 +213,39 @@ class Database:
             raise _translated(self.path, error) from error
 
 
+class FactTable:
+    """Numbers by name, in a table of `database` that is created if it is not there."""
+
+    def __init__(self, database: Database, table: str) -> None:
+        self._database, self._table = database, table
+        database.script(
+            [f"CREATE TABLE IF NOT EXISTS {table} (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"]
+        )
+
+    def get(self, name: str) -> float | None:
+        """Return a recorded number, or None."""
+        rows = self._database.query(f"SELECT value FROM {self._table} WHERE name = ?", (name,))
+        return float(rows[0][0]) if rows else None
+
+    def about(self, topic: str) -> dict[str, float]:
+        """Return the numbers whose names are `topic`, a space and more, by what comes after the space."""
+        rows = self._database.query(
+            f"SELECT substr(name, ?), value FROM {self._table} WHERE substr(name, 1, ?) = ? ORDER BY name",
+            (len(topic) + 2, len(topic) + 1, f"{topic} "),
+        )
+        return {name: float(value) for name, value in rows}
+
+    def forget(self, topic: str) -> None:
+        """Delete all that `about` returns."""
+        self._database.execute(
+            f"DELETE FROM {self._table} WHERE substr(name, 1, ?) = ?", (len(topic) + 1, f"{topic} ")
+        )
+
+    def record(self, name: str, value: float) -> None:
+        """Record a number in place of an earlier one."""
+        self._database.execute(f"INSERT OR REPLACE INTO {self._table} VALUES (?, ?)", (name, value))
+
+
 class _Session:
     """A connection, and the actions that follow its commit. The connection is closed when nothing refers to it any more."""
 

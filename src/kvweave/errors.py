@@ -30,7 +30,6 @@
     │   └── ServerRefused         carries the server's message
     ├── Unauthorized              no API key, or a wrong one
     ├── Cancelled                 the caller has left, or the server closes
-    ├── EvaluationStopped         a worker process ended early
     └── MissingExtra              names the extra to install
 
 A message names what was wrong, the value, the limit, and what to do.
@@ -98,15 +97,7 @@ class ModelNotFound(ModelError):
 
 
 class NotEnoughMemory(ModelError):
-    """The weights do not fit into memory; the message names the bits that would.
-
-    Attributes:
-        shortage: the message without them: what is needed, and what is left.
-    """
-
-    def __init__(self, shortage: str, advice: str = "") -> None:
-        super().__init__(f"{shortage}; {advice}" if advice else shortage)
-        self.shortage = shortage
+    """The weights do not fit into memory; the message names the bits that would."""
 
 
 class UnsupportedModel(ModelError):
@@ -171,10 +162,6 @@ class Unauthorized(KvweaveError):
 
 class Cancelled(KvweaveError):
     """A request was given up: its caller has left, or the server is closing."""
-
-
-class EvaluationStopped(KvweaveError):
-    """A worker process of an evaluation ended early; the answers up to then are kept."""
 
 
 class MissingExtra(KvweaveError, ImportError):

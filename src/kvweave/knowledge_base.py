@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from kvweave.config import Config, GenerationConfig, read_config
+from kvweave.config import Config, read_config
 from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch, PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.once import once
-from kvweave.results import AddReport, Answer, AnswerCacheUse, FoundPassage, PrepareReport, Source
+from kvweave.options import AskKeywords
+from kvweave.results import AddReport, Answer, FoundPassage, PrepareReport, Source
 from kvweave.state.active_requests import ActiveRequests, RequestGuard
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import (
@@ -242,33 +243,12 @@ class KnowledgeBase:
         found = self._asker.ranked(question, top_k)
         return explained(question, found, sources_of(self._state.documents, found))
 
-    def ask(
-        self,
-        question: str,
-        *,
-        recipe: str | None = None,
-        prepare: str | None = None,
-        ratio: float | None = None,
-        coverage: float | None = None,
-        top_k: int | None = None,
-        drop_chunks: bool = False,
-        cache: AnswerCacheUse = "use",
-    ) -> Answer:
+    def ask(self, question: str, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question from the documents; see `stream` for the options and errors."""
         with self._requests.start():  # background work stops from here on, while code is imported too
             from kvweave.answering.answer_stream import Answered
-            from kvweave.answering.settings import CallOptions
 
-            call = CallOptions(
-                recipe=recipe,
-                prepare=prepare,
-                ratio=ratio,
-                coverage=coverage,
-                top_k=top_k,
-                drop_chunks=drop_chunks,
-                cache=cache,
-            )
-            *_, whole = self._asker.events(question, call)
+            *_, whole = self._asker.events(question, **options)
         assert isinstance(whole, Answered)  # the last event
         return whole.answer
 
@@ -276,16 +256,9 @@ class KnowledgeBase:
         self,
         question: str,
         *,
-        recipe: str | None = None,
-        prepare: str | None = None,
-        ratio: float | None = None,
-        coverage: float | None = None,
-        top_k: int | None = None,
-        drop_chunks: bool = False,
-        cache: AnswerCacheUse = "use",
-        generation: GenerationConfig | None = None,
         earlier: Sequence[Message] = (),
         instruction: str = "",
+        **options: Unpack[AskKeywords],
     ) -> "AnswerStream":
         """Answer piece by piece: iterate for the text, then read `.answer`.
 
@@ -310,19 +283,8 @@ class KnowledgeBase:
         request = self._requests.start()  # first of all, as in `ask`
         try:
             from kvweave.answering.answer_stream import AnswerStream
-            from kvweave.answering.settings import CallOptions
 
-            call = CallOptions(
-                recipe=recipe,
-                prepare=prepare,
-                ratio=ratio,
-                coverage=coverage,
-                top_k=top_k,
-                drop_chunks=drop_chunks,
-                cache=cache,
-                generation=generation,
-            )
-            events = self._asker.events(question, call, QuestionContext(tuple(earlier), instruction))
+            events = self._asker.events(question, QuestionContext(tuple(earlier), instruction), **options)
             return AnswerStream(events, request)
         except BaseException:
             request.close()
@@ -392,31 +354,21 @@ class KnowledgeBase:
         self,
         questions: Sequence[str] | None = None,
         progress: Progress = no_progress,
-        *,
-        try_weights: Sequence[str] = (),
     ) -> "Verdict":
         """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
 
-        `try_weights` names fewer bits per weight, int8 or int4: the verdict then also tells what the model keeps with them under
-        full attention, and which budget is the cheapest with them. It is loaded once more for each. Nothing is switched to them,
-        since stored KV, answers and conversations are of the weights they were made with. Nothing of an interrupted trial is kept,
-        and a later verdict that was made without them, as at idle time, tells nothing of them.
-
         Raises EmptyKnowledgeBase, UnsupportedModel, KnowledgeBaseMismatch, StoreReadOnly; InvalidRequest if there are too few
-        questions, the model has no more bits than are to be tried, or another process is at background work; for weights to
-        try, NotEnoughMemory and MissingExtra.
+        questions, or another process is at background work.
         """
         from kvweave.background.calibration import calibrate
-        from kvweave.background.weights_trial import fewer_bits
 
         self._asker.checked("?")
-        bits = fewer_bits(try_weights, self._metadata.weight_bits)
         with self._requests.start():
             self._preparer.embed(progress)
-            return calibrate(self._state, self._components, self._settings, questions, progress, bits)
+            return calibrate(self._state, self._components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and why; loads no model."""

@@ -8,11 +8,12 @@ import atexit
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
 from kvweave.errors import InvalidRequest
 from kvweave.facts import facts
+from kvweave.options import AskKeywords
 from kvweave.results import Piece, Source
 from kvweave.state.recorded_models import with_recorded_models
 from kvweave.types import Message
@@ -56,7 +57,7 @@ class LocalEngine:
     @property
     def new_tokens(self) -> int:
         """The longest answer in tokens, where a request sets no length; loads the model."""
-        from kvweave.answering.settings import within_context
+        from kvweave.options import within_context
 
         given = self._tenant.config.generation.max_new_tokens
         return within_context(given, DEFAULT_NEW_TOKENS, self.context_tokens)
@@ -67,8 +68,9 @@ class LocalEngine:
         documents: Sequence[tuple[str, str]] = (),
         *,
         decoding: Mapping[str, Any],
+        kb: str | None = None,
         cancelled: threading.Event | None = None,
-        **options: Any,
+        **options: Unpack[AskKeywords],
     ) -> "Generator[Piece | Finished, None, None]":
         """Yield the pieces of an answer and at last the whole.
 
@@ -76,16 +78,17 @@ class LocalEngine:
             messages: of the chat, in order; the last one is answered.
             documents: names and texts of chunks that the caller has retrieved, in the order of the prompt.
             decoding: fields of `Sampling`; None leaves one to the settings.
+            kb: instead of documents, the knowledge base that holds them.
             cancelled: ends the request once it is set.
-            options: further fields of `CompletionRequest`.
+            options: as of `KnowledgeBase.ask`.
 
         Raises as `Tenant.complete`.
         """
         from kvweave.server.serving.completions import CallerDocument, CompletionRequest, Finished
 
         chunks = tuple(CallerDocument(*document) for document in documents)
-        sampling = self._tenant.sampling(**decoding)
-        request = CompletionRequest(tuple(messages), documents=chunks, generation=sampling, **options)
+        options["generation"] = self._tenant.sampling(**decoding)
+        request = CompletionRequest(tuple(messages), documents=chunks, kb=kb, options=options)
         for event in self._tenant.complete(request, cancelled):
             if isinstance(event, Piece | Finished):
                 yield event

@@ -223,7 +223,7 @@ class TokenizedPrompt:
 
 
 class KVLayers(Protocol):
-    """A chunk's KV, or its queries (L, H, S, D), that is not a plain tensor yet.
+    """A chunk's KV that is not a plain tensor yet.
 
     A layer is verified, unpacked or waited for when a caller asks for it. Several threads may ask for a layer at once.
     Callers do not write to what is returned.
@@ -274,19 +274,17 @@ class ChunkKV:
     """A chunk's keys and values at every layer, the keys *before* rotary positions are applied.
 
     The tensors may be read-only views of a mapped file, so callers do not write to them. Those from a store may not be
-    verified or unpacked yet: read them with `layer` and `layer_queries`, or with `kv` for all layers at once.
+    verified or unpacked yet: read them with `layer`, or with `kv` for all layers at once.
 
     Attributes:
         token_ids: the S tokens.
         data: (L, 2, G, S, D); index 0 of the second axis are keys, index 1 values.
-        queries: (L, H, S, D) for H query heads, before rotation too; None if not stored.
         entry: names the stored entry that this is: requests whose KV has the same name may share one copy. None if it is no
             entry.
     """
 
     token_ids: tuple[int, ...]
     data: torch.Tensor | KVLayers
-    queries: torch.Tensor | KVLayers | None = None
     entry: str | None = field(default=None, compare=False)
 
     @property
@@ -300,19 +298,13 @@ class ChunkKV:
 
     def load(self, index: int) -> None:
         """Load and verify a layer, so that `layer` need not wait. Raises DamagedEntry as `layer` does."""
-        for data in (self.data, self.queries):
-            if data is not None and not _is_tensor(data):
-                data.load(index)
+        if not _is_tensor(self.data):
+            self.data.load(index)
 
     @property
     def layer_wait_s(self) -> float:
         """Estimated seconds to receive one more layer over a network; 0 if nothing has to be received."""
         return 0.0 if _is_tensor(self.data) else self.data.layer_wait_s
-
-    def layer_queries(self, index: int) -> torch.Tensor:
-        """Return queries of one layer, (H, S, D); some must be stored. Raises DamagedEntry as `layer` does."""
-        assert self.queries is not None
-        return self.queries[index] if _is_tensor(self.queries) else self.queries.layer(index)
 
     @property
     def tokens(self) -> int:
@@ -322,7 +314,7 @@ class ChunkKV:
     @property
     def bytes(self) -> int:
         """Size in memory, in bytes."""
-        return self.data.nbytes + (self.queries.nbytes if self.queries is not None else 0)
+        return self.data.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +364,8 @@ class KVProvenance:
 
     Attributes:
         kind: bare, isolated, observed, similar-10, …: lower-case words, with digits from the second word on (the store
-            checks it). For exact KV it is a label: entries of two kinds with the same context are one, except that those
-            with queries have an ending of their own (`keys.with_queries`). All other entries differ by kind.
+            checks it). For exact KV it is a label: entries of two kinds with the same context are one. All other entries
+            differ by kind.
         context: digests of what preceded the chunk in that pass, from the prompt's first token: the shared system prefix,
             then one digest per earlier chunk.
         exact: the taint flag; true only if every row before the chunk in that pass was exact or freshly computed.

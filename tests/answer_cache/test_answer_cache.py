@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.database import Database
 from kvweave.errors import StoreError
+from kvweave.options import AskOptions
 from kvweave.results import Source
 from processes import Program
 
-SETTINGS = AnswerSettings("reuse", None, None, 4, None, False, None, None)
+SETTINGS = AskOptions("reuse", 4)
 WHO = "Who paid Anna?"
 
 
@@ -85,7 +86,7 @@ def test_a_stored_answer_is_returned_unchanged(cache):
     at = vector(0.3, -0.2, 0.9)
     assert put(cache, at=at, provenance=made_from("v1", "v2"))
     found = find(cache)
-    assert (found.question, found.text, found.settings) == (WHO, "Ben", SETTINGS)
+    assert (found.question, found.text, found.options) == (WHO, "Ben", SETTINGS)
     assert found.sources == (Source("/a.txt", 0, 4, "Ben paid Anna.", 0.5),)
     assert set(found.chunks) == {"v1:0", "v2:0"}
     assert found.similarity == 1
@@ -206,7 +207,7 @@ def test_a_question_given_anothers_answer_is_pending_once_and_gets_its_own_later
     for _ in range(2):
         cache.record_hit(find(cache, other), other, vector)
     (pending,) = cache.pending()
-    assert (pending.question, pending.settings, pending.reason) == (other, SETTINGS, "matched")
+    assert (pending.question, pending.options, pending.reason) == (other, SETTINGS, "matched")
     assert cache.totals().given == 2
     put(cache, other, "Ben, in cash")
     assert cache.pending() == []

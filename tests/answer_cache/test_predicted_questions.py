@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.database import Database
+from kvweave.options import AskOptions
 
-SETTINGS = AnswerSettings("reuse", None, None, 5, None, False, None, None)
-OTHER_SETTINGS = AnswerSettings("full", None, None, 5, None, False, None, None)
+SETTINGS = AskOptions("reuse", 5)
+OTHER_SETTINGS = AskOptions("full", 5)
 EAST, NORTH = np.eye(2, dtype=np.float32)
 PROVENANCE = AnswerProvenance(frozenset({"v"}), ("v:0",), 0)
 
@@ -50,8 +51,8 @@ def test_prefilled_questions_are_listed_apart(cache):
     cache.add_predicted("Who leads it?", EAST, SETTINGS)
     cache.add_predicted("Who leads it?", EAST, OTHER_SETTINGS)
     cache.mark_prefilled("Who leads it?", SETTINGS)
-    assert [one.settings for one in cache.pending(reasons=["prefilled"])] == [SETTINGS]
-    assert [one.settings for one in cache.pending(reasons=["predicted", "matched"])] == [OTHER_SETTINGS]
+    assert [one.options for one in cache.pending(reasons=["prefilled"])] == [SETTINGS]
+    assert [one.options for one in cache.pending(reasons=["predicted", "matched"])] == [OTHER_SETTINGS]
     assert len(cache.pending(most=1)) == 1
 
 

@@ -40,46 +40,6 @@ def test_a_verdict_is_made_shown_and_used(command, documents, three):
     assert shown["told"] in explained
 
 
-def test_fewer_bits_are_tried_shown_and_told(command, documents, three, monkeypatch):
-    monkeypatch.setattr(budget_trials, "candidates", lambda *given: ())
-    command("add", documents, "--quiet", "--recipe", "prefix", "--device", "cpu")
-    assert "weights" not in command("calibrate", "--questions", three).stdout
-    assert "weights" not in {finding["name"] for finding in command.json("doctor")}
-    both = ("--try-weights", "int8", "--try-weights", "int4")
-    told = command("calibrate", "--questions", three, *both).stdout
-    rows = {words[0]: words for line in told.splitlines() if (words := line.split())}
-    assert rows["full,"][:4] == ["full,", "as", "it", "is"]
-    assert rows["int8"][3:] == ["3", "3", "(44%", "to", "100%)", "3", "(44%", "to", "100%)", "keeps"]
-    sentence = told.splitlines()[-1]
-    assert sentence.startswith("int")
-    assert (
-        "prefix is the cheapest recipe that keeps enough with them; `kvweave add PATHS --weights int"
-        in sentence
-    )
-    assert (
-        "this one keeps its full weights, since its stored KV, answers and conversations are of them"
-        in sentence
-    )
-    shown = command("calibrate", "--show").stdout
-    assert sentence in shown
-    found = command.json("calibrate", "--show")
-    assert found["weights_told"] == sentence
-    weights = found["verdict"]["weights"]
-    assert weights["own"] == "full"
-    assert [trial["bits"] for trial in weights["trials"]] == ["int8", "int4"]
-    assert weights["own_bytes"] > weights["trials"][0]["bytes"] > weights["trials"][1]["bytes"]
-    (finding,) = (each for each in command.json("doctor") if each["name"] == "weights")
-    assert finding["detail"] == found["weights_told"]
-
-
-def test_weights_that_cannot_be_tried_are_refused(command, documents, three):
-    command("add", documents, "--quiet", "--recipe", "prefix")
-    given = ("calibrate", "--questions", three, "--try-weights")
-    assert "weights 'int3' cannot be tried; try int8 or int4" in command(*given, "int3", code=1).stderr
-    shown = command("calibrate", "--show", "--try-weights", "int8", code=1).stderr
-    assert "--show measures nothing" in shown
-
-
 def test_a_file_that_holds_no_questions_is_refused(command, documents, tmp_path):
     command("add", documents, "--quiet", "--recipe", "prefix")
     file = tmp_path / "bad.jsonl"

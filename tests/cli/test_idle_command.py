@@ -56,25 +56,21 @@ def test_a_budget_and_a_stride_that_cannot_be_are_named(command, documents):
     assert "today's 0 s are spent" in spent
 
 
-def test_the_status_and_the_service_are_shown(command, documents):
+def test_the_status_is_shown(command, documents):
     command("add", documents, "--quiet")
     told = " ".join(command("idle", "--status", KVWEAVE_IDLE_SECONDS_PER_DAY="0").stdout.split())
     assert "made: 0 answers" in told
     assert "now: today's 0 s are spent (idle_seconds_per_day)" in told
     found = command.json("idle", "--status")
-    assert (found["waiting"], found["service"], found["worth"]["hits"]) == (0, [], 0)
+    assert (found["waiting"], found["worth"]["hits"]) == (0, 0)
     assert found["seconds_per_day"] == 3600
     assert found["predictions"]["knowledge"] == {
         "ready": 0, "asked": 0, "hits": 0, "seconds": 0.0, "work": None, "hits_per_work": None, "paused": "",
     }  # fmt: skip
     assert (found["dropped"], found["summaries_dropped"]) == ({}, {})
     assert {each["name"] for each in found["conditions"]} >= {"power", "memory pressure", "daily budget"}
-    shown = command("idle", "--install", "--print", "--recipe", "reuse", "--seconds-per-day", "60").stdout
-    assert "--low-load" in shown
-    assert "reuse" in shown
-    assert "60" in shown
-    refused = command("idle", "--install", "--status", code=1).stderr
-    assert "--status and --install do not go together" in refused
+    refused = command("idle", "--watch", "--status", code=1).stderr
+    assert "--watch and --status do not go together" in refused
 
 
 def test_without_a_knowledge_base_it_is_refused(command):

@@ -96,6 +96,12 @@ def test_settings_that_the_server_does_not_share_go_with_the_question(home, comm
     }
 
 
+def test_what_is_not_given_is_the_servers(home, command):
+    with running(home, kv_budget=0.5, max_new_tokens=4, storage="int8", model="/some/model") as server:
+        assert command("ask", GLORRIC).stdout.startswith("from afar\n")
+    assert server.requests[-1][2] == {"question": GLORRIC, "stream": True, "cache": "use"}
+
+
 @pytest.mark.parametrize(
     ("words", "given", "why"),
     [
@@ -103,8 +109,7 @@ def test_settings_that_the_server_does_not_share_go_with_the_question(home, comm
         (["--resident-bytes", "1GB"], {}, "its resident_bytes is not 1000000000"),
         (["--storage", "exact"], {}, "its storage is not 'exact'"),
         (["--dtype", "float32"], {}, "its dtype is not 'float32'"),
-        ([], {"kv_budget": 0.5}, "its kv_budget is another one"),
-        ([], {"max_new_tokens": 4}, "its max_new_tokens is another one"),
+        (["--kv-budget", "0.5"], {"kv_budget": 0.25}, "its kv_budget is not 0.5"),
     ],
 )
 def test_what_the_server_cannot_honour_is_done_here(filled, command, words, given, why):

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
+from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.retriever import SinkAttention
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.models.attention import AttentionCall
 from kvweave.models.support import Geometry
 from kvweave.ops.partial_attention import PartialAttention
+from kvweave.plugins import plugins
 
 HEADS, WIDTH = 2, 8
 GROUP = 2  # query heads per KV head
@@ -25,7 +28,6 @@ def settings(**changes) -> OffloadSettings:
             "mean_entries": 8,
             "max_entries": 16,
             "buffer_entries": 4,
-            "local_entries": 16,
             **changes.pop("clusters", {}),
         }
     )
@@ -146,3 +148,15 @@ def watched_attention(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PartialAttention, "add_logits", add_logits)
         yield seen
+
+
+def _retriever(strategy: str):
+    with OffloadedCache(geometry(), settings(strategy=strategy)) as cache:
+        return cache.layers[0].retriever
+
+
+STRATEGIES = {name: _retriever(name) for name in ("dynakv", *sorted(plugins("kvweave.strategies")))}
+"""A retriever of every strategy by its name, kvweave's own first."""
+RETRIEVING = [name for name, own in STRATEGIES.items() if not isinstance(own, SinkAttention)]
+CLUSTERED = [name for name, own in STRATEGIES.items() if isinstance(own, ClusterRetriever)]
+LOSSLESS = [name for name, own in STRATEGIES.items() if type(own) is not SinkAttention]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from synthetic import HEADS, Text, geometry, members, settings, stored, watched_attention
 
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.settings import PageCacheSettings
 
 LAYERS, TIGHT = 2, 40_000
 """Several layers, so that clusters of one are prefetched while another attends; bytes that hold only part of most texts."""
@@ -26,15 +25,12 @@ LAYERS, TIGHT = 2, 40_000
     largest=st.integers(2, 24),
     buffer=st.integers(0, 6),
     spread=st.sampled_from([0.3, 1.0, 2.0]),
-    split=st.sampled_from(["delayed", "immediate"]),
-    layout=st.sampled_from(["dual-head", "packed"]),
-    replacement=st.sampled_from(["cluster", "lru", "lfu"]),
     page_bytes=st.sampled_from([64, 128, 512]),
     tails=st.integers(1, 4),
     tight=st.booleans(),
 )
 def test_no_entry_is_lost_or_duplicated(
-    seed, begin, passes, budget, largest, buffer, spread, split, layout, replacement, page_bytes, tails, tight
+    seed, begin, passes, budget, largest, buffer, spread, page_bytes, tails, tight
 ):
     chosen = settings(
         kv_budget=budget,
@@ -44,10 +40,8 @@ def test_no_entry_is_lost_or_duplicated(
             "max_entries": largest,
             "buffer_entries": buffer,
             "spread": spread,
-            "split": split,
         },
-        disk={"page_bytes": page_bytes, "tail_pages": tails, "layout": layout},
-        residency=PageCacheSettings(replacement=replacement),
+        disk={"page_bytes": page_bytes, "tail_pages": tails},
     )
     with OffloadedCache(geometry(LAYERS), chosen) as cache:
         text = Text(cache, seed, layers=LAYERS)
@@ -87,7 +81,6 @@ def wide(**clusters):
         sinks=2,
         window=4,
         clusters={"spread": 0.8, **clusters},
-        residency=PageCacheSettings(prefetch=0),
     )
 
 
@@ -112,19 +105,6 @@ def test_buffered_entries_are_attended_to_in_every_step(monkeypatch):
         assert total > 0
 
 
-def test_delayed_splits_read_less_than_immediate_ones():
-    read = {}
-    for split in ("delayed", "immediate"):
-        with OffloadedCache(geometry(), wide(split=split, buffer_entries=6)) as cache:
-            text = Text(cache)
-            text.begin(300)
-            for _ in range(200):
-                text.step()
-            assert cache.counts.splits > 0
-            read[split] = cache.counts.split_bytes_read
-    assert read["delayed"] < read["immediate"]
-
-
 def test_a_full_buffer_splits_the_cluster_with_most_buffered_entries(monkeypatch):
     with OffloadedCache(geometry(), wide(buffer_entries=2)) as cache:
         text = Text(cache)
@@ -145,20 +125,6 @@ def test_a_full_buffer_splits_the_cluster_with_most_buffered_entries(monkeypatch
         assert cache.counts.forced_splits == len(calls) > 0
         for buffered, split in calls:
             assert buffered[split] == max(buffered.values())
-
-
-def test_static_clusters_grow_wider_than_adaptive_ones():
-    """The paper's distribution shift (§2.3), on keys that drift."""
-    variance = {}
-    for strategy in ("dynakv", "static"):
-        with OffloadedCache(geometry(), settings(strategy=strategy)) as cache:
-            text = Text(cache)
-            text.begin(100)
-            for _ in range(300):
-                text.step()
-            table = cache.shared.store.tables[0]
-            variance[strategy] = float((table.sizes * table.variances).sum() / table.sizes.sum())
-    assert variance["dynakv"] < variance["static"] / 1.5
 
 
 def test_two_equal_entries_are_split_in_half():

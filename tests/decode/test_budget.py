@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvweave
 from kvweave.decode.retriever import token_budget
-from kvweave.decode.settings import (
-    MIN_ENTRIES,
-    ClusterSettings,
-    DiskSettings,
-    OffloadSettings,
-    PageCacheSettings,
-)
+from kvweave.decode.settings import MIN_ENTRIES, ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest
 
 
@@ -46,14 +39,6 @@ def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, wind
         ({"kv_budget": math.nan}, r"kv_budget is nan"),
         ({"kv_budget": math.inf}, r"kv_budget is inf"),
         ({"storage": "int3"}, r"storage is 'int3'; it is one of 'exact'"),
-        (
-            {"residency": PageCacheSettings(replacement="fifo")},
-            r"replacement is 'fifo'; it is one of 'cluster'",
-        ),
-        (
-            {"clusters": ClusterSettings(split="later")},
-            r"split is 'later'; it is one of 'delayed', 'immediate'",
-        ),
         ({"kv_budget": 40.5}, r"40\.5; above 1 it is a number of entries, which must be whole"),
         ({"kv_budget": 9}, r"kv_budget is 9 entries; with 4 sinks at least 12"),
         ({"sinks": -1}, r"sinks is -1"),
@@ -68,7 +53,6 @@ def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, wind
         ({"disk": DiskSettings(tail_pages=0)}, r"tail_pages is 0"),
         ({"clusters": ClusterSettings(spread=0)}, r"spread is 0"),
         ({"clusters": ClusterSettings(spread=math.nan)}, r"spread is nan"),
-        ({"clusters": ClusterSettings(local_entries=0)}, r"local_entries is 0"),
         ({"disk": DiskSettings(readers=0)}, r"readers is 0"),
         ({"disk": DiskSettings(gap_pages=-1)}, r"gap_pages is -1"),
         ({"disk": DiskSettings(page_bytes=0)}, r"page_bytes is 0"),
@@ -78,7 +62,3 @@ def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, wind
 def test_invalid_settings_are_explained(changes, message):
     with pytest.raises(InvalidRequest, match=message):
         OffloadSettings(**changes)
-
-
-def test_the_settings_have_their_earlier_name_too():
-    assert kvweave.ClusteredKV is kvweave.OffloadSettings is OffloadSettings

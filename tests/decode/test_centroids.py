@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from kvweave.decode.clusters.centroids import Centroids
 from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.disk.page_file import PageFile
 from kvweave.errors import StoreError
 
@@ -21,7 +21,7 @@ LAYERS, HEADS, WIDTH, PAGE_BYTES = (
 
 def opened(path) -> Centroids:
     file = PageFile(path, PAGE_BYTES, DecodeCounts(), direct=False)
-    return Centroids(LAYERS, HEADS, WIDTH, file, paged=True)
+    return Centroids(LAYERS, HEADS, WIDTH, file)
 
 
 @how(max_examples=25, deadline=None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvweave.decode.clusters.centroids import Centroids
+from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.handoff import offload
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings

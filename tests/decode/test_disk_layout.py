@@ -10,11 +10,10 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 from synthetic import HEADS, Text, geometry, settings
 
-from kvweave.decode.disk.layout import DualHeadPools, PackedRegions, co_retrievals, neighbour_order
+from kvweave.decode.disk.layout import DualHeadPools, co_retrievals, neighbour_order
 from kvweave.decode.disk.page_file import merge_runs
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.page_cache.frames import FramePool
-from kvweave.ops.partial_attention import PartialAttention
+from kvweave.decode.store.frames import FramePool
 
 
 def test_a_pair_grows_inward_and_neighbours_the_next_pool():
@@ -72,53 +71,9 @@ def test_clusters_retrieved_together_are_neighbours():
         assert abs(places[one] - places[other]) == 1
 
 
-def test_growth_moves_nothing_in_pools_and_all_later_clusters_when_packed():
-    moved, splits = {}, {}
-    for strategy in ("static", "dynakv"):
-        for layout in ("dual-head", "packed"):
-            kv = settings(strategy=strategy, disk={"layout": layout})
-            with OffloadedCache(geometry(), kv) as cache:
-                text = Text(cache)
-                text.begin(200)
-                for _ in range(100):
-                    text.step()
-                moved[strategy, layout] = cache.counts.moved_bytes
-                splits[strategy, layout] = cache.counts.splits
-    assert moved["static", "dual-head"] == splits["static", "dual-head"] == 0
-    assert moved["static", "packed"] > 100 * 256
-    halves = splits[
-        "dynakv", "dual-head"
-    ]  # each at least a page, at most half of the largest cluster and a new entry
-    assert 0 < 256 * halves <= moved["dynakv", "dual-head"] <= 256 * 5 * halves
-    assert moved["dynakv", "packed"] > 10 * moved["dynakv", "dual-head"]
-
-
-def test_packed_homes_follow_without_gaps():
-    regions = PackedRegions()
-    first, second = regions.allocate((0, 0)), regions.allocate((0, 0))
-    assert regions.reserve(first, 3) == regions.reserve(second, 2) == []
-    (move,) = regions.reserve(first, 5)
-    assert (move.first, move.pages, move.target) == (3, 2, 5)
-    assert regions.page_numbers(np.array([second, second, first]), np.array([0, 1, 4])).tolist() == [5, 6, 4]
-
-
-def test_clusters_that_grow_in_memory_are_written_in_whole_pages():
-    """Entries stay in memory until their page is full: one write per page, not one per entry."""
-    with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy="static")) as cache:
-        text = Text(cache)
-        text.begin(100)
-        before = cache.counts.copy()
-        for _ in range(100):
-            text.step()
-        done = cache.counts.since(before)
-    assert done.partial_pages == 0
-    page_entries = 256 // (2 * 8 * 4)
-    assert done.pages_written <= HEADS * 100 / page_entries + 64  # and centroids
-
-
 @pytest.mark.parametrize("tail_pages", [1, 4])
 def test_a_head_keeps_few_half_filled_pages_of_evicted_clusters(tail_pages):
-    limit = settings(kv_budget=1.0, strategy="static", resident_bytes=30_000, disk={"tail_pages": tail_pages})
+    limit = settings(kv_budget=1.0, resident_bytes=30_000, disk={"tail_pages": tail_pages})
     with OffloadedCache(geometry(), limit) as cache:
         text = Text(cache)
         text.begin(100)
@@ -127,27 +82,3 @@ def test_a_head_keeps_few_half_filled_pages_of_evicted_clusters(tail_pages):
             assert len(cache.shared.store._tails) <= HEADS * tail_pages
         assert cache.counts.partial_pages > 0
         torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)
-
-
-def test_neighbours_take_fewer_reads_than_clusters_in_the_order_made():
-    """Queries retrieve the same scattered clusters again and again: as neighbours, these take fewer reads."""
-    reads = {}
-    for order in ("together", "made"):
-        cache = OffloadedCache(
-            geometry(), settings(kv_budget=60, resident_bytes=30_000, disk={"order": order, "gap_pages": 0})
-        )
-        with cache:
-            text = Text(cache, seed=5)
-            directions = torch.randn(3, HEADS * 2, 1, 8, generator=torch.Generator().manual_seed(9)) * 3
-            keys, values = text._entries(500)
-            rows = directions[torch.arange(24) % 3, :, 0].transpose(0, 1)
-            cache.fill(0, keys, values, rows, None)
-            retriever = cache.layers[0].retriever
-            total = 0
-            for direction in directions:
-                attention = PartialAttention(direction[None], HEADS, scaling=8**-0.5)
-                before = cache.counts.cluster_reads
-                retriever.attend(attention, 60)
-                total += cache.counts.cluster_reads - before
-            reads[order] = total
-    assert reads["together"] < reads["made"]

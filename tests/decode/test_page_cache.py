@@ -1,4 +1,4 @@
-"""What stays in memory: frames, replacement policies, prefetch, paged centroids."""
+"""What stays in memory: frames, and which clusters are evicted."""
 
 import numpy as np
 import pytest
@@ -10,16 +10,8 @@ from synthetic import Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.page_cache.frames import FramePool
-from kvweave.decode.page_cache.page_cache import (
-    REPLACEMENTS,
-    ClusterUsage,
-    PageCache,
-    cluster_scores,
-    lfu_scores,
-    lru_scores,
-)
-from kvweave.decode.settings import PageCacheSettings
+from kvweave.decode.store.frames import FramePool
+from kvweave.decode.store.page_cache import ClusterUsage, PageCache, cluster_scores
 from kvweave.errors import InvalidRequest
 from kvweave.models.support import Geometry
 
@@ -34,18 +26,12 @@ def evicted(scores) -> list[int]:
     return np.argsort(-scores, kind="stable").tolist()
 
 
-def test_lru_and_lfu_order():
-    facts = usage([90, 10, 50], [0, 0, 0], [1, 9, 1], [1, 1, 1])
-    assert evicted(lru_scores(facts)) == [1, 2, 0]
-    assert evicted(lfu_scores(facts)) == [2, 0, 1]
-
-
 def test_large_clusters_are_evicted_first_if_used_alike():
     assert evicted(cluster_scores(usage([90] * 3, [0] * 3, [1] * 3, [2, 8, 1]))) == [1, 0, 2]
 
 
 def test_age_is_how_often_a_layer_attended_without_the_cluster():
-    page_cache = PageCache(FramePool(4, 64), "cluster", DecodeCounts(), layers=4, heads=1)
+    page_cache = PageCache(FramePool(4, 64), cluster_scores, DecodeCounts(), layers=4, heads=1)
     for layer in range(4):
         page_cache.current_layer = layer
         page_cache.insert((layer, 0, 0), page_cache.allocate(1))
@@ -64,7 +50,7 @@ def test_age_is_how_often_a_layer_attended_without_the_cluster():
 
 
 def test_clusters_of_the_first_layer_stay_while_the_last_attends():
-    page_cache = PageCache(FramePool(4, 64), "cluster", DecodeCounts(), layers=4, heads=1)
+    page_cache = PageCache(FramePool(4, 64), cluster_scores, DecodeCounts(), layers=4, heads=1)
     for layer in range(4):
         page_cache.current_layer = layer
         page_cache.insert((layer, 0, 0), page_cache.allocate(1))
@@ -75,7 +61,7 @@ def test_clusters_of_the_first_layer_stay_while_the_last_attends():
 
 
 def test_unused_prefetched_clusters_are_older_than_used_ones():
-    page_cache = PageCache(FramePool(3, 64), "cluster", DecodeCounts(), layers=2, heads=1)
+    page_cache = PageCache(FramePool(3, 64), cluster_scores, DecodeCounts(), layers=2, heads=1)
     page_cache.next_row()
     page_cache.current_layer = 0
     page_cache.insert((0, 0, 0), page_cache.allocate(1))
@@ -99,21 +85,30 @@ def test_recently_updated_clusters_stay_up_to_a_quarter_of_the_frames():
     assert evicted(cluster_scores(crowded))[0] == 2  # beyond the quarter it is a large, old cluster
 
 
+class Tails(list):
+    """The frames of last pages alone, which are written nowhere."""
+
+    def __init__(self, frames: FramePool) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def add(self, key, frame) -> None:
+        self.append(frame)
+
+    def evict_one(self) -> bool:
+        return bool(self) and self.frames.free([self.pop()]) is None
+
+
 ACTIONS = ["room", "drop", "withdraw", "pin", "release", "read", "end", "grow"]
 
 
 @how(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5)), max_size=60),
-    st.sampled_from(sorted(REPLACEMENTS)),
-)
-def test_no_frame_is_allocated_twice_and_none_is_lost(actions, order):
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5)), max_size=60))
+def test_no_frame_is_allocated_twice_and_none_is_lost(actions):
     frames = FramePool(20, 64)
-    page_cache = PageCache(frames, order, DecodeCounts(), layers=1, heads=1)
-    pinned, read, last, number = set(), set(), [], 0
-    page_cache.keep_tail = lambda key, frame: last.append(frame)
-    page_cache.tail_frames = lambda: len(last)
-    page_cache.evict_tail = lambda: bool(last) and frames.free([last.pop()]) is None
+    last = Tails(frames)
+    page_cache = PageCache(frames, cluster_scores, DecodeCounts(), layers=1, heads=1, tails=last)
+    pinned, read, number = set(), set(), 0
     for action, amount in actions:
         page_cache.row += 1
         key = (0, 0, amount)
@@ -157,62 +152,13 @@ def test_no_frame_is_allocated_twice_and_none_is_lost(actions, order):
 
 def test_of_clusters_fetched_ahead_those_count_as_unused_that_leave_unasked_for():
     counts = DecodeCounts()
-    page_cache = PageCache(FramePool(8, 64), "lru", counts, layers=1, heads=1)
+    page_cache = PageCache(FramePool(8, 64), cluster_scores, counts, layers=1, heads=1)
     for number, ahead in enumerate([True, True, False]):
         page_cache.insert((0, 0, number), page_cache.allocate(1), prefetched=ahead)
     page_cache.record_use([(0, 0, 0)])
     for number in range(3):
         page_cache.frames.free(page_cache.remove((0, 0, number)))
     assert counts.prefetch_unused == 1  # the second: it was neither asked for later, nor to begin with
-
-
-def decoded(count: int = 60, **changes) -> tuple[DecodeCounts, torch.Tensor]:
-    chosen = {"kv_budget": 60, "resident_bytes": 60_000, **changes}
-    with OffloadedCache(geometry(3), settings(**chosen)) as cache:
-        text = Text(cache, layers=3, steady=True)
-        text.begin(400)
-        for _ in range(count):
-            _, output = text.step()
-        assert cache.counts.peak_resident_bytes <= chosen["resident_bytes"]
-        return cache.counts, output
-
-
-@pytest.mark.parametrize("candidates", [1.0, 1.5])
-def test_prefetch_changes_when_clusters_are_read_and_not_the_attended_entries(candidates):
-    """Static clusters: where clusters are split, a split needs them in memory, and prefetch brings it forward."""
-    tight = {"strategy": "static", "resident_bytes": 46_000, "clusters": {"candidates": candidates}}
-    ahead, output = decoded(**tight, residency=PageCacheSettings(prefetch=1))
-    alone, expected = decoded(**tight, residency=PageCacheSettings(prefetch=0))
-    assert ahead.prefetched > 0 == alone.prefetched
-    assert ahead.attended == alone.attended
-    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
-    assert ahead.ahead_rate > 0 == alone.ahead_rate
-    assert ahead.hit_rate + ahead.ahead_rate > 1.5 * alone.hit_rate
-
-
-@pytest.mark.parametrize("replacement", sorted(REPLACEMENTS))
-def test_every_policy_keeps_the_limit(replacement):
-    counts, _ = decoded(residency=PageCacheSettings(replacement=replacement))
-    assert 0 < counts.hit_rate + counts.ahead_rate < 1
-
-
-def test_paged_centroids_take_the_memory_of_one_layer_and_change_nothing():
-    paged, output = decoded(count=20, resident_bytes=200_000)
-    all_held, expected = decoded(
-        count=20, resident_bytes=200_000, residency=PageCacheSettings(representatives="resident")
-    )
-    assert paged.attended == all_held.attended
-    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
-    sizes = {}
-    for kind in ("paged", "resident"):
-        with OffloadedCache(
-            geometry(3), settings(residency=PageCacheSettings(representatives=kind))
-        ) as cache:
-            text = Text(cache, layers=3)
-            text.begin(400)
-            text.step()
-            sizes[kind] = cache.shared.centroids.resident_bytes
-    assert sizes["paged"] < sizes["resident"] / 2
 
 
 def test_memory_is_flat_in_the_length_under_an_absolute_budget():

@@ -1,11 +1,14 @@
 """A persisted text resumes as if never interrupted; incomplete files are rejected."""
 
 import errno
+import json
 import os
 from dataclasses import replace
 
 import pytest
 import torch
+import xxhash
+from safetensors.torch import load, save
 
 from kvweave.decode.handoff import offload
 from kvweave.decode.offloaded_cache import OffloadedCache
@@ -165,6 +168,30 @@ def test_a_damaged_index_is_rejected(adapter, tmp_path):
     flip(tmp_path / "index", 5000)
     with pytest.raises(StoreError, match="damaged"):
         resume(adapter, tmp_path, KV.resident_bytes)
+
+
+def earlier(folder, layout: str) -> None:
+    """Rewrite an index as the version did that had settings for what is a strategy's choice now."""
+    content = (folder / "index").read_bytes()[8:]
+    length = int.from_bytes(content[:8], "little")
+    facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
+    facts["settings"]["clusters"] |= {"split": "delayed", "local_entries": 128}
+    facts["settings"]["flash"] |= {"order": "together", "layout": layout}
+    facts["settings"]["residency"] = {"replacement": "lru", "prefetch": 0, "representatives": "resident"}
+    content = save(load(content), {"facts": json.dumps(facts)})
+    (folder / "index").write_bytes(xxhash.xxh3_64_digest(content) + content)
+
+
+def test_a_text_of_an_earlier_version_resumes(adapter, tmp_path):
+    with begun(adapter, tmp_path) as cache:
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
+    earlier(tmp_path, "packed")
+    with pytest.raises(StoreError, match="in a layout that there is no more; start again"):
+        resume(adapter, tmp_path, KV.resident_bytes)
+    earlier(tmp_path, "dual-head")
+    resumed, tokens = resume(adapter, tmp_path, KV.resident_bytes)
+    with resumed:
+        assert (tokens, resumed.settings) == (IDS, KV)
 
 
 def test_another_model_is_rejected(adapter, tmp_path):

@@ -9,9 +9,10 @@ import inspect
 import json
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin
 
 import torch
 import typer
@@ -20,10 +21,9 @@ import kvweave
 from kvweave.config import Config
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.format import Content, encode_entry
-from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
+from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.methods import METHODS, recipe_named
-from kvweave.recipes.names import RENAMED
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Storage
 
@@ -78,10 +78,17 @@ def public_names() -> dict[str, Any]:
         for name, method in inspect.getmembers(kvweave.KnowledgeBase, inspect.isfunction)
         if not name.startswith("_")
     }
-    calls = {
-        name: list(inspect.signature(call).parameters) for name, call in (PUBLIC_CALLS | methods).items()
-    }
+    calls = {name: list(_parameters(call)) for name, call in (PUBLIC_CALLS | methods).items()}
     return {"names": list(kvweave.__all__), "parameters": calls}
+
+
+def _parameters(call: Any) -> Iterator[str]:
+    """Yield the names of a call's parameters; the keywords of a typed dictionary are parameters too."""
+    for name, parameter in inspect.signature(call).parameters.items():
+        if get_origin(parameter.annotation) is Unpack:
+            yield from get_args(parameter.annotation)[0].__annotations__
+        else:
+            yield name
 
 
 def settings() -> dict[str, Any]:
@@ -95,10 +102,10 @@ def settings() -> dict[str, Any]:
 
 
 def entry_keys() -> dict[str, Any]:
-    """Return the keys under which each recipe, by its name and its earlier name, looks up chunk KV and stores features."""
+    """Return the keys under which each recipe, by its name, looks up chunk KV and stores features."""
     adapter = tiny_adapter()
     found = {}
-    for name in (*METHODS, *RENAMED):
+    for name in METHODS:
         for storage in STORAGES:
             with suppress(InvalidRequest):  # a recipe that keeps exact versions takes no other storage
                 found[f"{name} {storage}"] = _keys(adapter, recipe_named(name, storage=storage))
@@ -142,7 +149,6 @@ def contents() -> dict[str, tuple[EntryKey, Content]]:
     entries: dict[str, tuple[KVProvenance, Content]] = {
         "float32": (made, ChunkKV(IDS[:2], kv)),
         "bfloat16": (made, ChunkKV(IDS[:2], kv.to(torch.bfloat16))),
-        "queries": (with_queries(made), ChunkKV(IDS[:2], kv, kv[:, 0])),
         "note": (
             KVProvenance("digest-12.5", made.context),
             ChunkFeature(IDS[:2], {"scores": kv[0, 0, 0, :, 0]}),

@@ -1,6 +1,7 @@
 import base64
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pinned
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.kvstore.format import check_entry, open_entry
+from kvweave.kvstore.format import check_entry, open_entry, verify_content
 from kvweave.types import ChunkKV
 
 ARCHIVE = Path(__file__).parent / "knowledge_base.tar.xz"
@@ -31,6 +32,18 @@ def test_an_entry_written_earlier_is_read(name, tmp_path):
         assert torch.equal(read.kv, content.kv)
     else:
         assert all(torch.equal(read.tensors[each], tensor) for each, tensor in content.tensors.items())
+
+
+def test_an_entry_with_queries_is_read_without_them(tmp_path):
+    """Earlier versions could store the queries of the tokens too, under another key."""
+    key, content = pinned.contents()["float32"]
+    key = replace(key, provenance=replace(key.provenance, kind="isolated-qkv"))
+    path = tmp_path / "entry.safetensors"
+    path.write_bytes(base64.b64decode(pinned.read("entry_with_queries")))
+    entry = open_entry(path)
+    check_entry(entry, key, content.token_ids, path)
+    verify_content(entry.content)
+    assert torch.equal(entry.content.kv, content.kv)
 
 
 @pytest.fixture

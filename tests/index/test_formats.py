@@ -9,7 +9,8 @@ import zipfile
 import pytest
 
 import document_files as files
-from kvweave.documents.readers import read_document, read_file
+from document_files import read_document
+from kvweave.documents.readers import read_file
 from kvweave.errors import MissingExtra, UnreadableDocument
 
 

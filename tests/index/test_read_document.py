@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from fpdf import FPDF
 
+from document_files import read_document
 from kvweave.documents import readers
-from kvweave.documents.readers import digest_file, read_document
+from kvweave.documents.readers import digest_file
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 
 
@@ -167,16 +168,16 @@ def test_reading_sloppy_pdfs_in_threads_is_silent_and_changes_nothing_for_others
 import logging, sys, warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from kvweave.documents.readers import read_document
+from kvweave.documents.readers import read_file
 logging.basicConfig(level=logging.WARNING)
 filters = list(warnings.filters)
 with ThreadPoolExecutor(3) as pool:
-    texts = list(pool.map(lambda _: read_document(Path(sys.argv[1])).text, range(30)))
+    texts = list(pool.map(lambda _: read_file(Path(sys.argv[1])).documents[0].text, range(30)))
 assert len(set(texts)) == 1 and "harbour" in texts[0]
 assert warnings.filters == filters
 assert logging.getLogger().level == logging.WARNING
 logging.Logger.setLevel = warnings.catch_warnings = None  # once loaded, nothing process-wide is touched
-read_document(Path(sys.argv[1]))
+read_file(Path(sys.argv[1]))
 """
     whole = pdf_bytes("The harbour opens at six.")
     path = written(tmp_path, "sloppy.pdf", b"junk\n" + whole)

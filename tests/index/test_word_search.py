@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 import pytest
+from lancedb.index import FTS
 
 from kvweave.index import vector_index
 from kvweave.index.documents import document_version
-from kvweave.index.lance import FTS
 from kvweave.index.vector_index import VectorIndex, _arrow_table
 from kvweave.index.words import COLUMN, index_words, query_words
 from kvweave.types import Chunk

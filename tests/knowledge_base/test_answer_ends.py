@@ -1,7 +1,5 @@
 """Where answers end, through a conversation and a knowledge base: at a base model's line, with thoughts kept apart."""
 
-import json
-
 import pytest
 import test_conversation
 import tiny_kb
@@ -149,10 +147,10 @@ def test_a_base_models_answer_is_its_line_and_its_predictions_have_several(given
         assert "".join(stream) == " North."
         assert (stream.answer.text, stream.answer.finish_reason) == ("North.", "stop")
         context = base._components.request_context()
-        options = base._settings.resolve("Answer.", 1)
+        options = base._settings.options("Answer.")
         predictor = QuestionPredictor(
-            lambda: context, base._state.documents, base.answers, base.predictions, options.recipe,
-            options.answer_settings, "Answer.", 0.9, 2,
+            lambda: context, base._state.documents, base.answers, base.predictions,
+            base._settings.recipe_of(options), options, "Answer.", 0.9, 2,
         )  # fmt: skip
         assert predictor.reply(["A note."], Request("Which questions?"), 0) == several
 
@@ -179,10 +177,13 @@ def test_the_command_line_has_the_switch(given_replies, note, command):
 
 
 def test_answers_stored_before_there_was_a_choice_stay_valid():
-    from kvweave.answer_cache.entries import _decoded, encoded
-    from kvweave.answer_cache.records import AnswerSettings
+    from kvweave.config import GenerationConfig
+    from kvweave.options import AskOptions
 
-    direct = AnswerSettings("reuse", None, None, 5, None, False, None, None)
-    assert "think" not in json.loads(encoded(direct))
-    for each in (direct, AnswerSettings("reuse", None, None, 5, None, False, None, None, think=True)):
-        assert _decoded(encoded(each)) == each
+    direct = AskOptions("reuse", 5)
+    assert direct.cache_key() == (
+        '{"auxiliary": null, "coverage": null, "drop_chunks": false, "kv_budget": null, "max_new_tokens": null, '
+        '"ratio": null, "recipe": "reuse", "top_k": 5}'
+    )
+    for each in (direct, AskOptions("reuse", 5, generation=GenerationConfig(think=True))):
+        assert AskOptions.from_key(each.cache_key()) == each

@@ -1,5 +1,7 @@
 """Calibration of a knowledge base: what it chooses, what that changes, and how long it holds."""
 
+import json
+
 import pytest
 import tiny_kb
 
@@ -7,6 +9,7 @@ from kvweave.background import budget_trials, calibration, jobs
 from kvweave.background.budget_trials import BudgetTrials
 from kvweave.background.calibration import Calibrator
 from kvweave.background.prediction import QuestionPredictor
+from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreFull
 from kvweave.files import try_lock
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -14,7 +17,6 @@ from kvweave.recipes.candidates import candidates
 from kvweave.recipes.methods import recipe_named
 from kvweave.state import calibration_results as verdicts
 from kvweave.state.calibration_results import Measured, Trial, allowed_losses, chosen, interval, summarised
-from kvweave.state.components import Components
 from kvweave.types import Prompt
 
 ANYTHING = {"calibrate_first_tokens": 0.0, "calibrate_answers": 0.0}
@@ -146,6 +148,18 @@ def _ids(base, path):
     return tuple(base.adapter.template.chunk_ids(path.read_text()))
 
 
+def test_a_result_that_holds_trials_of_fewer_bits_is_read(open_kb, few, tmp_path):
+    """Earlier versions stored them in the field `weights`."""
+    verdict = open_kb(**ANYTHING).calibrate(few)
+    (file,) = (tmp_path / "home").rglob("catalog.sqlite")
+    database = Database(file)
+    ((stored,),) = database.query("SELECT verdict FROM calibrations")
+    older = {**json.loads(stored), "weights": {"own": "full", "own_bytes": 9, "trials": []}}
+    database.execute("UPDATE calibrations SET verdict = ?", (json.dumps(older),))
+    database.close()
+    assert open_kb(**ANYTHING).calibration().verdict == verdict
+
+
 def test_a_ratio_of_the_choice_is_part_of_the_answers_settings(open_kb, few, monkeypatch):
     (budget,) = (each for each in candidates(None, "auto", None) if each.key == "weave 0.05")
     monkeypatch.setattr(budget_trials, "candidates", lambda *given: [budget])
@@ -224,10 +238,11 @@ def test_it_holds_whatever_least_shares_are_set(open_kb, few):
 def test_an_open_conversation_keeps_answers_under_its_own_recipe(open_kb, few):
     base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
     with base.conversation() as talk:
-        opened = talk.settings.answer_settings
+        opened = talk.settings.options
         base.calibrate(few)
         assert "".join(base.send(talk, QUESTIONS[0]))
-    assert base.answers.most_used() == [(QUESTIONS[0], opened)]
+    ((question, kept),) = base.answers.most_used()
+    assert (question, kept.cache_key()) == (QUESTIONS[0], opened.cache_key())
 
 
 def test_documents_are_listed_under_another_instruction(open_kb):
@@ -282,19 +297,17 @@ def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monk
     monkeypatch.setattr(
         jobs, "_fault", lambda *given: None
     )  # the tiny model's answers are not in the documents
-    monkeypatch.delattr(Components, "load_with")  # idle time tries no other weights
     base = open_kb(**ANYTHING, answer_limit_bytes=10**7)
     vector = base.encoder.encode(["x"])[0]
     for question in few[:3]:
         base.ask(question)
     assert "calibration" not in base.idle().jobs
     base.predictions.predicted.add(few[3], "knowledge", [])
-    base.answers.add_predicted(few[3], vector, base._settings.answer_settings())
+    base.answers.add_predicted(few[3], vector, base._settings.options())
     report = base.idle()
     assert report.jobs["calibration"] == 6  # four questions, one batch of chunks, the verdict
     verdict = base.calibration().verdict
     assert (verdict.recipe, verdict.asked, verdict.predicted) == (CHEAPEST, 3, 1)
-    assert verdict.weights is None
     assert report.jobs["answers"] == 3
     for question in (few[0], few[3]):  # asked and predicted: computed ahead by the recipe that now answers
         assert base.ask(question).plan.cache_hit is not None

@@ -92,7 +92,7 @@ def test_a_store_that_is_too_small_keeps_its_limit_and_still_answers(open_kb, do
 def test_another_recipe_gets_its_own_preparation(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    bare = open_kb(recipe="direct")
+    bare = open_kb(recipe="bare+reuse")
     assert bare.add(documents).chunk_kv_computed > 0
     assert bare.ask(GLORRIC).plan.reused_tokens > 0
 

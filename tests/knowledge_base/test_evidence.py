@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
 from kvweave.answering.settings import Settings
 from kvweave.config import Config, RetrievalConfig
 from kvweave.database import Database
 from kvweave.index.search import FoundChunk, SearchReason
+from kvweave.options import AskOptions
 
 RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 GLORRIC = "What is the password of Glorric?"
 VECTOR = np.eye(4, dtype=np.float32)[0]
-SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)
+SETTINGS = AskOptions("weave", 5)
 
 
 class Documents:
@@ -86,7 +87,7 @@ def test_a_chunk_that_bears_on_the_question_makes_its_answer_invalid_and_pending
     cached.answers.documents_changed()
     assert find(cached) is None
     (waiting,) = cached.answers.pending()
-    assert (waiting.question, waiting.settings, waiting.reason) == (GLORRIC, SETTINGS, "stale")
+    assert (waiting.question, waiting.options, waiting.reason) == (GLORRIC, SETTINGS, "stale")
 
 
 def test_answers_stored_under_the_number_of_chunks_there_were_are_found(cached, index):
@@ -110,7 +111,7 @@ def test_a_smaller_answer_is_not_given_where_more_chunks_bear_on_the_question(ca
 def test_another_reranker_is_another_answer(cached, index, tmp_path):
     names = [None, "cross"]
     configs = [Config(tmp_path, retrieval=RetrievalConfig(reranker=name), recipe="reuse") for name in names]
-    kinds = [Settings(config, tmp_path).answer_settings() for config in configs]
+    kinds = [Settings(config, tmp_path).options() for config in configs]
     for settings, name in zip(kinds, names, strict=True):
         keep(cached, OWN, settings, text=str(name))
     assert [find(cached, settings) for settings in kinds] == ["None", "cross"]

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
 from kvweave.database import Database
 from kvweave.index.search import FoundChunk, SearchReason
+from kvweave.options import AskOptions
 
-SETTINGS = AnswerSettings("weave", None, None, 5, None, False, None, None)
+SETTINGS = AskOptions("weave", 5)
 STORED = "Who lends the amplifier to the band?"
 EAST = np.array([1, 0], dtype=np.float32)
 

@@ -156,12 +156,12 @@ def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, doc
 
 
 def test_worked_examples_are_computed_once_and_replies_stay_the_same(base):
-    context, options = base._components.request_context(), base._settings.resolve("Answer.", 1)
+    context, options = base._components.request_context(), base._settings.options("Answer.")
 
     def predictor():
         return QuestionPredictor(
-            lambda: context, base._state.documents, base.answers, base.predictions, options.recipe,
-            options.answer_settings, "Answer.", 0.9, 2,
+            lambda: context, base._state.documents, base.answers, base.predictions,
+            base._settings.recipe_of(options), options, "Answer.", 0.9, 2,
         )  # fmt: skip
 
     request = FewShotPrompts().ask_for("3 May", "When")

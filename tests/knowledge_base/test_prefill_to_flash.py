@@ -20,6 +20,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import SharedLayerState
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare
+from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import PrefillResult
 from kvweave.testing import end_only_at, tiny_adapter, tiny_model, tiny_tokenizer
@@ -52,9 +53,8 @@ def prepared(adapter: Adapter, store: kvweave.ChunkStore, recipe: str = "reuse")
     """Prepare the first two chunks; the third is computed with the question."""
     chunks = asked(2).chunks
     preparing = {
-        "fusionrag",
-        "fusionrag-over-stale",
-    }  # prepared after similar chunks, which takes an embedding model
+        name for name in METHODS if recipe_named(name).prepare == Similar()
+    }  # takes an embedding model
     prepare(adapter, store, chunks, recipe="reuse" if recipe in preparing else recipe, system=SYSTEM)
 
 

@@ -1,7 +1,5 @@
 """Preparations apart from recipes, and the two kinds of budget, through the public interface."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
@@ -35,8 +33,8 @@ def test_the_plan_names_the_substitute_for_a_missing_preparation(open_kb, docume
     assert reasons(isolated) == {
         "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
     }
-    bare = base.ask(GLORRIC, recipe="direct").plan
-    assert reasons(bare) == {"nothing is stored for any position (bare-int8, bare)"}
+    bare = base.ask(GLORRIC, recipe="bare+reuse").plan
+    assert reasons(bare) == {"no KV after exactly this text, nor for any position (bare-int8, bare)"}
     nothing = base.ask(GLORRIC, recipe="prefix").plan
     assert reasons(nothing) <= {"no KV after exactly this text, and this recipe accepts no other"}
 
@@ -79,9 +77,7 @@ def test_a_coverage_is_a_budget_and_in_the_plan(open_kb, documents):
 )
 def test_impossible_options_are_refused_before_the_model_is_loaded(open_kb, monkeypatch, asked, said):
     base = open_kb()
-    monkeypatch.setattr(
-        "kvweave.index.documents.DocumentTable.all_documents", lambda _: [SimpleNamespace(chunks=1)]
-    )
+    monkeypatch.setattr("kvweave.index.documents.DocumentTable.count", lambda _: 1)
     monkeypatch.setattr("kvweave.models.loading.load_any_model", None)
     with pytest.raises((InvalidRequest, UnknownRecipe), match=said):
         base.ask(GLORRIC, **asked)

@@ -127,7 +127,7 @@ def test_office_files_are_indexed_and_come_back_whole(base, folder, name):
     path.write_bytes(getattr(files, name)())
     assert base.add(path).added == (str(path),)
     text = base.document_text(str(path))
-    from kvweave.documents.readers import read_document
+    from document_files import read_document
 
     assert text.strip() == read_document(path).text.strip()
 

@@ -3,9 +3,10 @@
 import pytest
 
 import kvweave
-from kvweave.answer_cache.records import AnswerSettings
 from kvweave.background import jobs
 from kvweave.background.jobs import JobSource
+from kvweave.config import GenerationConfig
+from kvweave.options import AskOptions
 from kvweave.results import Plan
 
 RECIPE = "reuse"
@@ -222,7 +223,7 @@ def test_refreshing_finds_invalid_answers_ahead_of_time(base, documents):
     assert [(one.question, one.reason) for one in base.answers.pending()] == [(GLORRIC, "stale")]
     assert base.refresh_answers() == 0
     waiting = base.answers.pending()[0]
-    assert base.ask(waiting.question, top_k=waiting.settings.top_k).text == "needle"
+    assert base.ask(waiting.question, top_k=waiting.options.top_k).text == "needle"
     assert base.answers.pending() == []
 
 
@@ -292,5 +293,5 @@ def cache_hit(base):
     chunks = sum(document.chunks for document in base.documents())
     top_k = min(base.config.retrieval.top_k, chunks)
     longest = base.config.generation.max_new_tokens
-    asked = AnswerSettings(base.config.recipe, None, None, top_k, longest, False, None, None)
+    asked = AskOptions(base.config.recipe, top_k, generation=GenerationConfig(max_new_tokens=longest))
     return base.answers.find(GLORRIC, None, asked, 0.85)

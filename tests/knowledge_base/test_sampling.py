@@ -5,8 +5,8 @@ import torch
 
 from kvweave.answering.generation import Decoded, generate
 from kvweave.answering.reply_reader import ReplyReader
-from kvweave.answering.sampling import MAX_LOGPROBS, Sampling, check_sampling
 from kvweave.errors import InvalidRequest
+from kvweave.options import MAX_LOGPROBS, Sampling, check_sampling
 from kvweave.testing import end_only_at, tiny_adapter, tiny_model
 from kvweave.types import ReplyFormat
 

@@ -70,8 +70,8 @@ def users(*texts):
     )
 
 
-def complete(tenant, *texts, **options):
-    request = CompletionRequest(messages=users(*texts), **options)
+def complete(tenant, *texts, documents=(), kb=None, **options):
+    request = CompletionRequest(users(*texts), documents=documents, kb=kb, options=options)
     return list(tenant.complete(request))[-1]
 
 
@@ -125,7 +125,7 @@ def test_a_text_is_continued_as_transformers_does(serve):
     tokenizer = tiny_adapter().tokenizer
     ids = [tokenizer.bos_token_id, *tokenizer(LONG, add_special_tokens=False)["input_ids"]]
     expected = tokenizer.decode(plain_reply(ids, 10), skip_special_tokens=True)
-    request = CompletionRequest(text=LONG, generation=tenant.sampling(max_new_tokens=10))
+    request = CompletionRequest(text=LONG, options={"generation": tenant.sampling(max_new_tokens=10)})
     first, again = (list(tenant.complete(request))[-1] for _ in range(2))
     assert first.text == again.text == expected
     assert first.prompt_tokens == len(ids)
@@ -188,7 +188,9 @@ def test_a_knowledge_base_answers_as_it_does_alone(serve, tmp_path):
     add(tenant.create("notes"), tmp_path)
     seen = list(
         tenant.complete(
-            CompletionRequest(users("Where?"), kb="notes", generation=tenant.sampling(logprobs=0))
+            CompletionRequest(
+                users("Where?"), kb="notes", options={"generation": tenant.sampling(logprobs=0)}
+            )
         )
     )
     last = [token.id for event in seen if isinstance(event, Piece) for token in event.tokens][-1]
@@ -344,7 +346,9 @@ def test_a_request_that_is_given_up_frees_everything(serve, tmp_path, after, how
     add(base, tmp_path)
     complete(tenant, "Where is the river?", kb="notes", cache="off")
     request = CompletionRequest(
-        messages=users("Where is the other river?"), kb="notes", generation=tenant.sampling(max_new_tokens=40)
+        messages=users("Where is the other river?"),
+        kb="notes",
+        options={"generation": tenant.sampling(max_new_tokens=40)},
     )
     events = tenant.complete(request, cancelled)
     for _ in range(after):
@@ -372,7 +376,7 @@ def test_a_request_is_given_up_between_the_passes_of_its_prefill(serve, tmp_path
     monkeypatch.setattr(model, "run_partial", lambda *a, **k: (run_partial(*a, **k), cancelled.set()))
     monkeypatch.setattr(model, "compute", lambda *a, **k: passes.append(1) or compute(*a, **k))
     request = CompletionRequest(
-        messages=users("Where is the river?"), kb="notes", recipe="prophetkv", ratio=0.3
+        messages=users("Where is the river?"), kb="notes", options={"recipe": "prophetkv", "ratio": 0.3}
     )
     with pytest.raises(Cancelled):
         list(tenant.complete(request, cancelled))
@@ -382,7 +386,7 @@ def test_a_request_is_given_up_between_the_passes_of_its_prefill(serve, tmp_path
 def test_closing_cancels_what_does_not_end_and_refuses_the_rest(serve):
     serving = serve()
     tenant = serving.tenant(None)
-    request = CompletionRequest(text=LONG, generation=tenant.sampling(max_new_tokens=150))
+    request = CompletionRequest(text=LONG, options={"generation": tenant.sampling(max_new_tokens=150)})
     started, ended = threading.Event(), []
 
     def run():
@@ -416,13 +420,17 @@ def test_threads_at_once_get_the_answers_that_they_get_alone(serve, tmp_path):
             asked = users(f"Where is river {number % 6}?")
             kind = number % 4
             if kind == 0:
-                yield CompletionRequest(messages=asked, kb="notes", generation=sampling, cache="off")
+                yield CompletionRequest(
+                    messages=asked, kb="notes", options={"generation": sampling, "cache": "off"}
+                )
             elif kind == 1:
-                yield CompletionRequest(messages=asked, kb="notes", generation=sampling)
+                yield CompletionRequest(messages=asked, kb="notes", options={"generation": sampling})
             elif kind == 2:
-                yield CompletionRequest(messages=asked, documents=documents, generation=sampling)
+                yield CompletionRequest(messages=asked, documents=documents, options={"generation": sampling})
             else:
-                yield CompletionRequest(messages=users(LONG + asked[0].text), generation=sampling)
+                yield CompletionRequest(
+                    messages=users(LONG + asked[0].text), options={"generation": sampling}
+                )
 
     def last(tenant, request):
         return list(tenant.complete(request))[-1].answer.text
@@ -448,7 +456,7 @@ def test_a_request_whose_kv_is_still_loading_delays_no_other(serve, monkeypatch)
         name: CompletionRequest(
             messages=users("Where is river 1?"),
             documents=(CallerDocument(name, tiny_kb.text(number)),),
-            generation=tenant.sampling(max_new_tokens=4),
+            options={"generation": tenant.sampling(max_new_tokens=4)},
         )
         for number, name in enumerate(names)
     }

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,15 +31,6 @@ def chunk(seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers
     generator = torch.Generator().manual_seed(seed)
     kv = torch.randn(layers, 2, 1, tokens, 4, generator=generator).to(dtype)
     return ChunkKV(tuple(range(seed * 1000, seed * 1000 + tokens)), kv)
-
-
-def chunk_with_queries(
-    seed: int, tokens: int = 5, dtype: torch.dtype = torch.float32, layers: int = 2
-) -> ChunkKV:
-    """`chunk(seed, …)` with queries of three heads."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    queries = torch.randn(layers, 3, tokens, 4, generator=generator).to(dtype)
-    return replace(chunk(seed, tokens, dtype, layers), queries=queries)
 
 
 def quantised_chunk(
@@ -81,14 +71,7 @@ def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
         and found.token_ids == expected.token_ids
         and found.kv.dtype == expected.kv.dtype
         and torch.equal(found.kv, expected.kv)
-        and (found.queries is None) == (expected.queries is None)
-        and (found.queries is None or torch.equal(all_queries(found), all_queries(expected)))
     )
-
-
-def all_queries(kv: ChunkKV) -> torch.Tensor:
-    """The queries of all layers, (L, H, S, D)."""
-    return torch.stack([kv.layer_queries(layer) for layer in range(kv.data.shape[0])])
 
 
 def put_feature(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from fake_remote_tier import FakeRemoteTier
-from store_samples import ISOLATED, MODEL, chunk, chunk_with_queries, put, quantised_chunk
+from store_samples import ISOLATED, MODEL, chunk, put, quantised_chunk
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange
-from kvweave.kvstore.keys import quantised, with_queries
+from kvweave.kvstore.keys import quantised
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.types import ChunkKV, KVProvenance
@@ -25,7 +25,6 @@ WIDE = torch.randn(16, 2, 1, 2500, 64)
 
 KINDS: dict[str, tuple[ChunkKV, KVProvenance]] = {
     "exact": (KV, ISOLATED),
-    "with queries": (chunk_with_queries(1, tokens=TOKENS, layers=LAYERS), with_queries(ISOLATED)),
     **{
         storage: (quantised_chunk(1, storage, 2500, WIDE), quantised(ISOLATED, storage))
         for storage in ("int8", "int4")

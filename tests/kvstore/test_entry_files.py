@@ -12,7 +12,6 @@ from store_samples import (
     ISOLATED,
     SYSTEM,
     chunk,
-    chunk_with_queries,
     feature,
     quantised_chunk,
     read_entry,
@@ -31,7 +30,7 @@ from kvweave.kvstore.format import (
     storage_of,
     verify_content,
 )
-from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised, with_queries
+from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.ops.quantise import QuantisedKV
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Storage
 
@@ -42,9 +41,8 @@ SMALL: list[Content] = [
     feature(1, tokens=2),
     quantised_chunk(1, "int8", tokens=2),
     quantised_chunk(1, "int4", tokens=2),
-    chunk_with_queries(1, tokens=2, dtype=torch.bfloat16),
 ]
-KINDS = ["kv", "note", "int8", "int4", "qkv"]
+KINDS = ["kv", "note", "int8", "int4"]
 STORAGES: list[Storage] = ["int8", "int4"]
 
 
@@ -52,8 +50,6 @@ def key_of(content: Content, provenance: KVProvenance | None = None) -> EntryKey
     tokens = digest_tokens(content.token_ids)
     if isinstance(content, ChunkKV):
         provenance = quantised(provenance or ISOLATED, storage_of(content))
-        if content.queries is not None:
-            provenance = with_queries(provenance)
         return EntryKey("default", "a" * 32, tokens, provenance)
     return EntryKey("default", "a" * 32, tokens, provenance or DIGEST, "note")
 

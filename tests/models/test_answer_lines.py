@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_decoding import plain_generation, prompt
 
-from kvweave.answering.generation import Decoded, generate, generate_together
+from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.testing import end_only_at, tiny_adapter
@@ -58,13 +58,6 @@ def test_a_line_ends_the_answer_on_every_way_of_decoding(family, texts, kept):
     offload = OffloadSettings(1.0, window=8, clusters=ClusterSettings(8, 16))
     on_disk, _ = replied(adapter, ids, kv=offload)
     assert (on_disk.text, list(on_disk.ids)) == (text, expected)
-    starts = []
-    for _ in range(2):
-        kv_cache = adapter.new_cache(len(ids))
-        logits = adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
-        starts.append((kv_cache, ids, logits))
-    for one in generate_together(adapter, starts, NO_LOOKUP, COUNT, LINE):
-        assert (one.text, list(one.ids), one.finish_reason) == (text, expected, "stop")
     free, _ = replied(adapter, ids, form=ReplyFormat())
     assert (list(free.ids), free.finish_reason) == (true, "length")  # nothing else ends at a line
 

@@ -8,7 +8,7 @@ import torch
 from oracle import stock
 from transformers import PreTrainedModel
 
-from kvweave.answering.generation import Decoded, generate, generate_together
+from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
 from kvweave.testing import FAMILIES, end_only_at, tiny_adapter, tiny_model
 
@@ -56,25 +56,6 @@ def test_steps_choose_the_tokens_of_plain_generation(family):
         adapter = tiny_adapter(family)
         ids = prompt(100)
         assert by_steps(adapter, ids, 10) == plain_generation(family, ids, 10)
-
-
-@pytest.mark.parametrize("lengths", [(40,), (30, 7, 51), (60, 58, 20)])
-@pytest.mark.parametrize("family", ["llama", "phi3-longrope"])
-def test_answers_together_are_those_of_each_alone(family, lengths):
-    """They end at different steps, and only some outgrow the short frequencies (trained to 64)."""
-    adapter = tiny_adapter(family)
-    prompts = [prompt(tokens, seed) for seed, tokens in enumerate(lengths)]
-    alone = [by_steps(adapter, ids, 8) for ids in prompts]
-    end_only_at(adapter, *alone[0][3:4])
-    starts = []
-    for ids in prompts:
-        kv_cache = adapter.new_cache(len(ids))
-        starts.append((kv_cache, ids, adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))))
-    together = generate_together(adapter, starts, GenerationConfig(), 8)
-    ended = [ids[: ids.index(alone[0][3])] if alone[0][3] in ids else ids for ids in alone]
-    assert [(reply.tokens, reply.text) for reply in together] == [
-        (len(ids), adapter.tokenizer.decode(ids, skip_special_tokens=True)) for ids in ended
-    ]
 
 
 def test_an_answer_that_outgrows_the_short_frequencies_equals_plain_generation():

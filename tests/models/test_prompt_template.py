@@ -142,13 +142,3 @@ def test_ids_that_the_tokenizer_would_not_make_get_even_offsets():
     offsets = template.token_offsets(ids, text)
     assert offsets[:3] == ((0, 1), (1, 2), (2, 3))
     assert [end for _, end in offsets[3:]][-1] == len(text + SEPARATOR)
-
-
-def test_context_offsets_are_those_of_the_chunks_in_order():
-    template = PromptTemplate(tiny_tokenizer())
-    first, second = template.chunk_offsets("the inn"), template.chunk_offsets("größer")
-    before = len("the inn" + SEPARATOR)
-    assert template.context_offsets(("the inn", "größer")) == [
-        *first,
-        *((before + start, before + end) for start, end in second),
-    ]

@@ -1,9 +1,8 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvweave.ops.scores import transfer_lowest, transfer_scores
+from kvweave.ops.scores import transfer_lowest
 
 CHARACTERS = 12
 
@@ -30,18 +29,3 @@ def test_a_token_without_characters_counts_with_the_next_one():
     assert transfer_lowest(
         torch.tensor([3, 5]), [(0, 2), (2, 4)], [(2, 2), (0, 1)], 4, otherwise=9
     ).tolist() == [5, 3]
-
-
-def test_scores_are_split_over_characters():
-    got = transfer_scores(torch.tensor([1.0, 2.0]), [(0, 2), (2, 4)], [(0, 1), (1, 4)], 4)
-    assert got.tolist() == [0.5, 2.5]
-
-
-def test_tokens_that_share_a_character_share_its_score():
-    got = transfer_scores(torch.tensor([1.0, 2.0]), [(0, 1), (1, 3)], [(0, 1), (0, 1), (1, 3)], 3)
-    assert got.tolist() == [0.5, 0.5, 2.0]
-
-
-def test_tokens_without_characters_lose_nothing():
-    got = transfer_scores(torch.tensor([1.0, 2.0, 4.0]), [(0, 0), (0, 2), (2, 2)], [(0, 1), (1, 2)], 2)
-    assert got.sum().item() == pytest.approx(7)

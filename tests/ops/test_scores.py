@@ -9,10 +9,8 @@ from kvweave.ops import attention as logits
 from kvweave.ops.attention import AttentionInput, KVRows, attend_reference
 from kvweave.ops.scores import (
     attention_shares,
-    kv_deviation,
     mean_attention,
     peak_attention,
-    residual_norms,
     top_tokens,
 )
 
@@ -82,22 +80,3 @@ def test_top_tokens_gives_count_tokens_and_ties_go_to_the_first():
     chosen = top_tokens(torch.tensor([[1.0, 3.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2)
     assert chosen.tolist() == [[True, True, False, False], [True, True, False, False]]
     assert not top_tokens(torch.tensor([1.0, 2.0]), 0).any()
-
-
-def test_residual_norms_are_eq_5():
-    generator = torch.Generator().manual_seed(0)
-    weights, stale_weights = torch.rand(2, 6, generator=generator)
-    values, stale_values = torch.randn(2, KV_HEADS, 6, WIDTH, generator=generator)
-    got = residual_norms(weights, values, stale_weights, stale_values)
-    for token in range(6):
-        off = weights[token] * values[:, token] - stale_weights[token] * stale_values[:, token]
-        assert got[token].item() == pytest.approx(off.flatten().norm().item(), rel=1e-5)
-
-
-def test_kv_deviation_is_eq_7_and_does_not_overflow_in_half_precision():
-    full, stale = torch.zeros(KV_HEADS, 3, WIDTH), torch.zeros(KV_HEADS, 3, WIDTH)
-    stale[:, 1] = 2.0
-    stale[0, 2, 0] = -3.0
-    assert kv_deviation(full, stale).tolist() == [0.0, 4.0 * KV_HEADS * WIDTH, 9.0]
-    large = torch.full((1, 1, 1), 300.0, dtype=torch.float16)
-    assert kv_deviation(large, torch.zeros_like(large)).item() == 90_000

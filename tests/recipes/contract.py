@@ -12,8 +12,9 @@ from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.features import attention_key
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import run
-from kvweave.recipes.request import Budget, PrefillRequest, PrefillState
+from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkFeature
 

@@ -116,12 +116,11 @@ def test_rows_are_those_of_the_definition(adapter, store, prompt, name):
         assert rows
 
 
-@pytest.mark.parametrize("name", ["cacheclip", "cacheclip-refill"])
-def test_the_whole_budget_is_spent(adapter, store, prompt, name):
+def test_the_whole_budget_is_spent(adapter, store, prompt):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheclip", system=prompt.system)
     stale = sum(len(adapter.template.chunk_ids(chunk)) for chunk in prompt.chunks[1:])
     for ratio in (0.01, 0.1, 0.2, 0.5, 0.99):
-        assert len(selected(adapter, store, prompt, name, ratio=ratio)) == math.ceil(ratio * stale)
+        assert len(selected(adapter, store, prompt, "cacheclip", ratio=ratio)) == math.ceil(ratio * stale)
 
 
 def test_a_selection_fixed_before_windows_drop_from_it_recomputes_next_to_nothing(adapter, store, prompt):

@@ -13,11 +13,12 @@ from kvweave.recipes.attend import Causal
 from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods.cachecraft import RequestVersions
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import Budget, PrefillRequest, PrefillState
+from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.simulated_requests import SimulatedRequests
-from kvweave.recipes.versions import RequestVersions
 from kvweave.testing import tiny_model
 from kvweave.types import KVProvenance
 

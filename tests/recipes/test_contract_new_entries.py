@@ -4,7 +4,6 @@ import pytest
 from contract import close, entries, features, files, plain_logits, prefilled, prepare
 
 import kvweave
-from kvweave.kvstore.keys import with_queries
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.match import SYSTEM_AND_CHUNKS
 from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
@@ -43,8 +42,7 @@ class TestEveryRecipe:
                 )
                 span = tokens.spans[number]
                 close(entry.content.kv, whole[:, :, :, span.start : span.end])
-                exact = result.request.exact_provenance(number)
-                assert entry.provenance == (exact if entry.content.queries is None else with_queries(exact))
+                assert entry.provenance == result.request.exact_provenance(number)
                 assert entry.provenance.exact
                 left[number] = entry
         origins = [span.origin for span in result.plan.spans]

@@ -26,7 +26,7 @@ from kvweave.types import Prompt
 WINDOW = 16
 SLIDING = [name for name, (_, settings) in FAMILIES.items() if settings.get("sliding_window") == WINDOW]
 HYBRID = [name for name in SLIDING if {"layer_types", "max_window_layers"} & FAMILIES[name][1].keys()]
-ASKING = ("prophetkv", "weave", "qcfuse", "kvshare", "fusionrag", "fusionrag-over-stale")
+ASKING = ("prophetkv", "weave", "qcfuse", "kvshare", "fusionrag")
 RATIO = 0.1
 CHUNKS = 10
 WORDS = "the river in the north and the inn on the road were there when the rain began again".split()
@@ -169,7 +169,7 @@ def test_the_prompts_are_eight_windows_long():
         )  # layers with a window see the end of the context
 
 
-ATTENDING = ("prophetkv", "weave", "qcfuse", "fusionrag", "fusionrag-over-stale")
+ATTENDING = ("prophetkv", "weave", "qcfuse", "fusionrag")
 
 
 def full_layers(adapter):
@@ -183,7 +183,6 @@ def alone(name, layers):
         "weave": QuestionAttention(layers, ContextSensitivity()),
         "qcfuse": DigestAttention(layers=layers),
         "fusionrag": AttentionInEachChunk(layers[-1:]),
-        "fusionrag-over-stale": QuestionAttention(layers[-1:]),
     }[name]
 
 

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from kvweave.answering.settings import CallOptions, Settings
+from kvweave.answering.settings import Settings
 from kvweave.config import Config, StoreConfig
 from kvweave.errors import InvalidRequest, UnknownRecipe
-from kvweave.recipes.methods import METHODS, PREPARATIONS, name_parts, recipe_named
-from kvweave.recipes.names import OWN_PREPARATIONS, full_name
+from kvweave.recipes.methods import METHODS, PREPARATIONS, preparation_name, recipe_named
+from kvweave.recipes.names import OWN_METHODS, full_name, own_preparation
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.types import STORAGES
 
@@ -23,7 +23,7 @@ def made(name, prepare, storage):
         return None
 
 
-@pytest.mark.parametrize("method", OWN_PREPARATIONS)
+@pytest.mark.parametrize("method", OWN_METHODS)
 def test_it_is_the_name_of_the_recipe_that_is_made(method):
     for prepare, storage in itertools.product(PREPARES, [None, *STORAGES]):
         assert full_name(method, prepare, storage) == made(method, prepare, storage)
@@ -33,12 +33,11 @@ def test_it_is_the_name_of_the_recipe_that_is_made(method):
             )
 
 
-def test_the_methods_of_this_package_are_known():
-    ours = {name for name in METHODS if METHODS[name].__module__.startswith("kvweave.")}
-    assert ours == OWN_PREPARATIONS.keys()
-    for name, preparation in OWN_PREPARATIONS.items():
-        assert name_parts(name) == (name, preparation)
-        assert (METHODS[name]().prepare == NotPrepared()) == (preparation is None)
+def test_the_own_preparation_is_that_of_the_recipe():
+    for name in OWN_METHODS:
+        prepare = METHODS[name]().prepare
+        assert own_preparation(name) == preparation_name(prepare)
+        assert (own_preparation(name) is None) == (prepare == NotPrepared())
 
 
 def test_others_are_asked_themselves():
@@ -59,11 +58,12 @@ def test_an_answer_is_kept_under_the_name_of_the_recipe_that_makes_it(tmp_path, 
     for named, prepare in itertools.product(
         [None, "reuse", "prefix", "following+epic", "naive"], [None, "bare"]
     ):
-        call = CallOptions(recipe=named, prepare=prepare)
         try:
             recipe = settings.recipe(named, prepare)
         except (InvalidRequest, UnknownRecipe):
             with pytest.raises(InvalidRequest):
-                settings.resolve("Answer.", 3, call)
+                settings.options(recipe=named, prepare=prepare)
         else:
-            assert settings.resolve("Answer.", 3, call).answer_settings.recipe == recipe.name
+            options = settings.options(recipe=named, prepare=prepare)
+            assert options.recipe == recipe.name
+            assert settings.recipe_of(options) == recipe

@@ -1,10 +1,8 @@
 """Where stored keys are rotated to."""
 
-import pytest
-
 import kvweave
 from kvweave.recipes.methods import PREPARATIONS
-from kvweave.recipes.place import StoredPositions, TruePositions
+from kvweave.recipes.place import TruePositions
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Budget, PrefillRequest
 
@@ -20,13 +18,6 @@ def starts(adapter, store, prompt, place, prepare):
     assert stored.pop(0, 0) == 0  # the system prefix, where a preparation stores one
     assert list(stored) == chunks
     return list(stored.values()), chunks
-
-
-@pytest.mark.parametrize(("prepare", "alone"), [("bare", True), ("isolated", False), ("observed", False)])
-def test_stored_positions_are_those_of_the_preparation(adapter, store, prompt, prepare, alone):
-    after_prefix = len(adapter.template.prefix_ids(prompt.system))
-    found, _ = starts(adapter, store, prompt, StoredPositions(), prepare)
-    assert found == [0 if alone else after_prefix] * 4
 
 
 def test_true_positions_are_those_in_the_prompt(adapter, store, prompt):

@@ -9,8 +9,7 @@ import torch
 from contract import state_of
 
 import kvweave
-from kvweave.errors import StoreError
-from kvweave.models.critical_layers import middle_layers, read_layers, write_layers
+from kvweave.models.critical_layers import layers_file, middle_layers, read_layers
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import load_model
@@ -19,8 +18,8 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkKV
@@ -206,20 +205,15 @@ class TestCriticalLayers:
         assert middle_layers(layers) == middle
 
     def test_are_read_when_the_model_is_loaded(self, tmp_path):
-        model = load_model(home=tmp_path).fingerprint
-        path = write_layers(tmp_path, model, {"critical_layers": (0, 3), "samples": 2})
-        assert json.loads(path.read_text())["critical_layers"] == [0, 3]
+        path = layers_file(tmp_path, load_model(home=tmp_path).fingerprint)
+        path.parent.mkdir()
+        path.write_text(json.dumps({"critical_layers": [0, 3], "samples": 2}))
         assert load_model(home=tmp_path).critical_layers == (0, 3)
-        assert list(path.parent.iterdir()) == [path]
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"critical_layers": 3}', '{"critical_layers": [0, 9]}'])
     def test_in_an_unusable_file_are_ignored_with_a_warning(self, adapter, tmp_path, caplog, content):
-        path = write_layers(tmp_path, adapter.fingerprint, {})
+        path = layers_file(tmp_path, adapter.fingerprint)
+        path.parent.mkdir()
         path.write_text(content)
         assert read_layers(tmp_path, adapter.fingerprint, 3) == (0, 1, 2)
         assert "kvweave profile-layers" in caplog.text
-
-    def test_that_cannot_be_written_are_reported_with_the_option(self, adapter, tmp_path):
-        (tmp_path / "models").write_text("in the way")
-        with pytest.raises(StoreError, match="--home"):
-            write_layers(tmp_path, adapter.fingerprint, {})

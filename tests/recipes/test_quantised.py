@@ -13,7 +13,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import quantise
 from kvweave.recipes.context import ChunkList, PrepareContext, Vectors
-from kvweave.recipes.methods import METHODS, exact_name, recipe_named
+from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.methods.weave import ContextSensitivity
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.prepare import Isolated, NotPrepared
@@ -189,8 +189,6 @@ def test_every_preparation_is_quantised_or_refuses_with_a_reason(name: str) -> N
         return
     assert coded.name.endswith(f"int8+{name}")
     assert recipe_named(coded.name) == coded == recipe_named(f"int8+{name}")
-    assert exact_name(coded.name) == (name, "int8")
-    assert exact_name(name) == (name, "exact")
 
 
 def test_names() -> None:
@@ -199,7 +197,6 @@ def test_names() -> None:
     assert recipe_named("prophetkv", "similar", storage="int8").name == "similar-int8+prophetkv"
     assert recipe_named("similar-int4+prophetkv", storage="int8").name == "similar-int4+prophetkv"
     assert recipe_named("isolated-exact+prophetkv", storage="int8").name == "prophetkv"
-    assert exact_name("similar-int4+prophetkv") == ("similar+prophetkv", "int4")
     with pytest.raises(InvalidRequest, match="there is no storage 'int2'; choose one of exact, int8, int4"):
         recipe_named("reuse", storage="int2")
     with pytest.raises(UnknownRecipe, match="there is no preparation 'similar-int2'"):

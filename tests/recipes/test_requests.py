@@ -63,7 +63,7 @@ def test_a_ratio_that_cannot_be_spent_is_refused(adapter, store, prompt):
 
 
 def test_an_unknown_recipe_lists_the_known_ones(adapter, store, prompt):
-    with pytest.raises(UnknownRecipe, match="full, direct, reuse, prefix"):
+    with pytest.raises(UnknownRecipe, match="full, reuse, prefix"):
         kvweave.prefill(adapter, store, prompt, recipe="fastest")
 
 

@@ -1,8 +1,9 @@
-"""The Dockerfile and the systemd unit: that they can be read, and that what they call exists."""
+"""The Dockerfile, the systemd units and the property list of launchd: that they can be read, and that what they call exists."""
 
 import configparser
 import json
 import os
+import plistlib
 import re
 import shlex
 import shutil
@@ -13,12 +14,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from kvweave.cli.app import OWN
+from kvweave.cli.app import OWN, app
 from kvweave.config import environment_variable, setting_names
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE, UNIT = ROOT / "ops" / "Dockerfile", ROOT / "ops" / "kvweave.service"
+IDLE, TIMER, PLIST = (
+    ROOT / "ops" / name for name in ("kvweave-idle.service", "kvweave-idle.timer", "kvweave.idle.plist")
+)
 OTHER_VARIABLES = {"KVWEAVE_HOME"}
 
 
@@ -28,10 +33,10 @@ def instructions():
     return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
 
 
-def unit():
+def unit(path=UNIT):
     parser = configparser.RawConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
-    parser.read_string(UNIT.read_text())
+    parser.read_string(path.read_text())
     return parser
 
 
@@ -105,7 +110,20 @@ def test_the_unit_runs_a_command_that_exists():
     assert int(service["TimeoutStopSec"]) > ServerConfig().grace_s
 
 
-def test_systemd_accepts_the_unit(tmp_path):
+def test_systemd_and_launchd_start_background_work_that_exists():
+    program, *words = shlex.split(unit(IDLE)["Service"]["ExecStart"])
+    assert (Path(program).name, words) == ("kvweave", ["idle", "--low-load", "--quiet"])
+    assert (unit(TIMER)["Timer"]["OnUnitInactiveSec"], TIMER.stem) == ("15min", IDLE.stem)
+    read = plistlib.loads(PLIST.read_bytes())
+    assert (read["Label"], read["StartInterval"]) == (PLIST.stem, 900)
+    assert shlex.split(read["ProgramArguments"][-1]) == ["exec", "kvweave", *words]
+    group = get_command(app)
+    command = group.get_command(group.make_context("kvweave", words), words[0])
+    assert command.make_context(words[0], words[1:]).params["low_load"] is True
+
+
+@pytest.mark.parametrize("path", [UNIT, IDLE, TIMER], ids=lambda path: path.name)
+def test_systemd_accepts_the_units(tmp_path, path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     program = tmp_path / ".local" / "bin" / "kvweave"
@@ -121,13 +139,13 @@ def test_systemd_accepts_the_unit(tmp_path):
         )  # fmt: skip
         return [line for line in (done.stdout + done.stderr).splitlines() if path.name in line], done
 
-    complaints, done = verify(UNIT)
+    complaints, done = verify(path)
     if "Failed to initialize manager" in done.stderr:
         pytest.skip("systemd-analyze does not work here")
     assert complaints == []
-    wrong = tmp_path / "wrong.service"
-    wrong.write_text(UNIT.read_text().replace("Restart=on-failure", "Restarts=on-failure"))
-    assert any("Restarts" in line for line in verify(wrong)[0])
+    wrong = tmp_path / f"wrong{path.suffix}"
+    wrong.write_text(path.read_text().replace("Description=", "Descriptions="))
+    assert any("Descriptions" in line for line in verify(wrong)[0])
 
 
 @pytest.mark.parametrize("abstract", [False, True])

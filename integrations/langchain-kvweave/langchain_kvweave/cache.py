@@ -13,9 +13,10 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, Generation, GenerationChunk
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, Vector
+from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.config import read_config
 from kvweave.database import Database
+from kvweave.options import AskOptions
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -29,7 +30,7 @@ class _Asked(NamedTuple):
     """A question, everything else that an answer depends on, and whether other words may get its answer."""
 
     question: str
-    settings: AnswerSettings
+    settings: AskOptions
     similar: bool
 
 
@@ -126,9 +127,9 @@ def _last_question(prompt: str) -> tuple[str, str]:
     return json.dumps(messages, sort_keys=True), question
 
 
-def _settings(*parts: str) -> AnswerSettings:
+def _settings(*parts: str) -> AskOptions:
     """Return settings that are equal for equal texts alone: the name of no recipe, but what an answer depends on."""
-    return AnswerSettings(f"langchain-{_digest(*parts)}", None, None, 0, None, False, None, None)
+    return AskOptions(f"langchain-{_digest(*parts)}", 0)
 
 
 def _digest(*parts: str) -> str:

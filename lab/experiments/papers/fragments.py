@@ -13,8 +13,8 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.methods.cacheclip import AuxiliaryWindows
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import Score
 from kvweave_lab.eval.comparisons import mean_difference
 from kvweave_lab.eval.outcomes import REUSE, Outcome

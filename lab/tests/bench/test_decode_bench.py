@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
-from kvweave.decode.strategies import STRATEGIES
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models.fused_cache import FusedCache
 from kvweave.testing import tiny_adapter
 from kvweave_lab.bench import decode
 from kvweave_lab.bench.decode import bench_decode
 from kvweave_lab.eval.decoding.measure import variant_named
+from kvweave_lab.strategies import STRATEGIES
 
 KV = OffloadSettings(0.3, 300_000, window=8, clusters=ClusterSettings(8, 16))
 

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvweave.models.adapter import Adapter
-from kvweave.models.quantised import held_bytes, quantise_weights
+from kvweave.models.quantised import quantise_weights
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
-from kvweave_lab.bench.weights import WeightsSettings, bench_weights
+from kvweave_lab.bench.weights import WeightsSettings, bench_weights, held_bytes
 
 FEW = WeightsSettings(prompt_tokens=64, new_tokens=2, rounds=2, text_tokens=300)
 TEXT = "the cat sat on the mat and nobody came " * 20

@@ -1,9 +1,6 @@
 """The experiment on calibration: its questions, and what is chosen from a whole measurement."""
 
-from dataclasses import replace
-
 from kvweave.state.calibration_results import Measured, Verdict, summarised
-from kvweave.state.tried_weights import TriedWeights, WeightsTrial
 
 
 def trial(recipe, kept, passes):
@@ -18,21 +15,6 @@ def test_the_choice_is_that_of_the_share(script):
     assert calibrate.under(verdict, 0.98).recipe == "dear"
     assert calibrate.under(verdict, 0.8).recipe == "cheap"
     assert calibrate.under(Verdict(**{**_fields(verdict), "trials": trials[:1]}), 0.98) is None
-
-
-def test_the_choice_of_weights_is_that_of_the_share(script):
-    trials = tuple(
-        WeightsTrial(bits, size, 50, kept, kept, (0, 1), (0, 1), False)
-        for bits, size, kept in (("int8", 60, 49), ("int4", 50, 20))
-    )
-    verdict = Verdict("prefix", None, 0, "tiny", 1.0, 1.0, 0, 0, 50, 0.0, 1.0, 1.0, ())
-    tried = replace(verdict, weights=TriedWeights("full", 100, trials))
-    calibrate = script("calibrate")
-    found = calibrate.kept_weights(tried, 0.98)
-    assert found["chosen"] == "int8"
-    assert [each["keeps"] for each in found["trials"]] == [True, False]
-    assert calibrate.kept_weights(tried, 0.4)["chosen"] == "int4"
-    assert calibrate.kept_weights(tried, 0.99)["chosen"] is None
 
 
 def _fields(verdict):

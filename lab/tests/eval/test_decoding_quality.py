@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
-from kvweave.decode.strategies import STRATEGIES
 from kvweave.errors import InvalidRequest
+from kvweave.plugins import plugins
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.decoding import measure
 from kvweave_lab.eval.decoding.measure import (
@@ -24,12 +24,14 @@ from kvweave_lab.eval.decoding.run import Prefilled, decode
 from kvweave_lab.eval.decoding.shift import kmeans_variance
 from kvweave_lab.eval.long_texts import LongText, Reply, long_text
 from kvweave_lab.eval.world import Haystack
+from kvweave_lab.strategies import STRATEGIES
+from kvweave_lab.strategies.clustered import LocalClusters
 
 LENGTHS = (32, 64)
 KV = OffloadSettings(
     0.3,
     window=8,
-    clusters=ClusterSettings(mean_entries=8, max_entries=16, local_entries=16),
+    clusters=ClusterSettings(mean_entries=8, max_entries=16),
     disk=DiskSettings(page_bytes=512),
 )
 BOUND = 200_000
@@ -53,7 +55,9 @@ def runs(adapter, prefilled):
     """The text under every strategy."""
     bounds = {name: None if name == "dense" else BOUND for name in STRATEGIES}
     kv = {name: replace(KV, strategy=name, resident_bytes=bounds[name]) for name in STRATEGIES}
-    return {name: decode(adapter, prefilled, name, own, LENGTHS) for name, own in kv.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalClusters, "window_entries", 16)
+        return {name: decode(adapter, prefilled, name, own, LENGTHS) for name, own in kv.items()}
 
 
 class TestSegments:
@@ -161,6 +165,7 @@ def test_kmeans_variance_is_the_mean_squared_distance_to_the_centroids():
 def small_clusters():
     """Evaluations whose clusters fit a short text."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalClusters, "window_entries", 16)
         patch.setattr(measure, "OffloadSettings", lambda *given, **named: replace(KV, **_named(given, named)))
         yield
 
@@ -279,7 +284,16 @@ def test_every_ablation_changes_one_thing():
     base = OffloadSettings(0.2, 10**6)
     for name in ABLATIONS:
         changed = variant_named(f"dynakv/{name}", base)
-        parts = [getattr(changed, part) != getattr(base, part) for part in ("clusters", "disk", "residency")]
+        parts = [getattr(changed, part) != getattr(base, part) for part in ("strategy", "clusters", "disk")]
         assert sum(parts) == 1
-        assert replace(changed, clusters=base.clusters, disk=base.disk, residency=base.residency) == base
-    assert {variant_named(name, base).strategy for name in all_variants()} == set(STRATEGIES)
+        assert replace(changed, strategy=base.strategy, clusters=base.clusters, disk=base.disk) == base
+    assert {variant_named(name, base).strategy for name in all_variants()} == {
+        "dynakv",
+        *plugins("kvweave.strategies"),
+    }
+
+
+def test_techniques_are_switched_off_in_our_own_strategy_alone():
+    assert variant_named("static/buffer-2", OffloadSettings()).clusters.buffer_entries == 2
+    with pytest.raises(InvalidRequest, match="no decoding strategy 'static-packed'"):
+        variant_named("static/packed", OffloadSettings())

@@ -11,7 +11,6 @@ from rich.console import Console
 import kvweave
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.facts import facts
-from kvweave.ops.scores import transfer_scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
@@ -31,6 +30,7 @@ from kvweave_lab.eval.selection.measure import (
 )
 from kvweave_lab.eval.selection.observe import context_of, observe_full, observe_stale
 from kvweave_lab.eval.selection.tables import sweep_table, tables
+from kvweave_lab.scores import context_offsets, transfer_scores
 
 CHUNKS = (
     "1 the inn on the road was there when the rain began",
@@ -273,7 +273,7 @@ def test_given_scores_choose_stale_rows_only(adapter, tmp_path):
 class TestAuxiliary:
     def test_the_same_tokens_keep_their_scores(self, adapter):
         chunks = ("the inn – größer", *CHUNKS)
-        offsets = adapter.template.context_offsets(chunks)
+        offsets = context_offsets(adapter.template, chunks)
         prompt = render(adapter, sample("E", chunks=chunks))
         assert offsets is not None
         assert len(offsets) == context_of(prompt).tokens

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_outcomes import OUTCOME
 
-from kvweave.errors import EvaluationStopped, ModelNotFound, PromptTooLong
+from kvweave.errors import ModelNotFound, PromptTooLong
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.grid import SUITES, Case, candidates_of, evaluate
 from kvweave_lab.eval.outcomes import OutcomeLog
@@ -24,6 +24,7 @@ from kvweave_lab.eval.workers import (
     MOST_PROCESSES,
     PROCESS_BYTES,
     WORTHWHILE_PROMPTS,
+    EvaluationStopped,
     Workers,
     WorkerTask,
     fill_log,

@@ -94,8 +94,11 @@ def test_every_exported_name_is_there():
 
 def test_every_method_has_the_fixed_headings():
     for name, make in METHODS.items():
-        for heading in ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations", "Measured"):
+        for heading in ("Paper", "Idea", "Parameters", "Differs from the paper", "Relations"):
             assert re.search(rf"^\s+{heading}: \S", make.__doc__ or "", re.M), (name, heading)
+        paper = re.search(r"Paper: (.*?)\n    Idea:", make.__doc__ or "", re.S)
+        assert paper is not None
+        assert re.search(r"arXiv\s+\d{4}\.\d{5}|^none[;,]", paper[1]), name
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/dev/architecture.md", "docs/dev/add-a-recipe.md"])

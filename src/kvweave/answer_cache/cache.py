@@ -16,13 +16,13 @@ from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
 from kvweave.answer_cache.records import (
     AnswerCacheTotals,
     AnswerProvenance,
-    AnswerSettings,
     CachedAnswer,
     PendingQuestion,
     PendingReason,
     Vector,
 )
 from kvweave.database import Database
+from kvweave.options import AskOptions
 from kvweave.results import Source
 from kvweave.text import clean_text
 
@@ -74,7 +74,7 @@ class AnswerCache:
     # Looking up
 
     def find(
-        self, question: str, vector: Callable[[], Vector], settings: AnswerSettings, threshold: float
+        self, question: str, vector: Callable[[], Vector], options: AskOptions, threshold: float
     ) -> CachedAnswer | None:
         """Return the stored answer to the same question, the most similar one first, or None.
 
@@ -83,19 +83,19 @@ class AnswerCache:
         Args:
             question: as asked.
             vector: returns its vector (dimensions,) of length 1; called only if needed.
-            settings: of the request.
+            options: of the request.
             threshold: τ, the least cosine of near questions, 0..1; see `Matcher.compare`.
         """
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return None
-        candidates = self._entries.candidates(question, settings)
+        candidates = self._entries.candidates(question, options)
         if candidates and candidates[0].question == clean_text(question):
             return candidates[0]
         alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
-        if found is None and self._entries.has_answers(settings):
-            alike = self._entries.neighbours(question, vector(), settings, _CANDIDATES, _LEAST_COSINE)
+        if found is None and self._entries.has_answers(options):
+            alike = self._entries.neighbours(question, vector(), options, _CANDIDATES, _LEAST_COSINE)
             found = self._first_same(question, alike, threshold)
         return found
 
@@ -109,12 +109,12 @@ class AnswerCache:
                 return replace(candidate, similarity=cosine, errors=compared.errors)
         return None
 
-    def nearest(self, vector: Vector, settings: AnswerSettings, threshold: float) -> CachedAnswer | None:
+    def nearest(self, vector: Vector, options: AskOptions, threshold: float) -> CachedAnswer | None:
         """Return the answer to the recently used question with the highest cosine to a vector (dimensions,), or None below `threshold`.
 
         It may be another question.
         """
-        ids, vectors = self._entries.recently_used(settings, _RECENT_QUESTIONS)
+        ids, vectors = self._entries.recently_used(options, _RECENT_QUESTIONS)
         if not ids:
             return None
         cosines = vectors @ vector
@@ -124,35 +124,35 @@ class AnswerCache:
         answer = self._entries.get(ids[best])
         return None if answer is None else replace(answer, similarity=float(cosines[best]))
 
-    def similar(self, vector: Vector, settings: AnswerSettings, threshold: float) -> list[tuple[str, float]]:
+    def similar(self, vector: Vector, options: AskOptions, threshold: float) -> list[tuple[str, float]]:
         """Return questions, answered or not, with their cosine to a vector (dimensions,) if at least `threshold`.
 
         Compares with every question, which is slow: meant for background work.
         """
         cosines = (
-            (question, similarity(vector, other)) for question, other in self._entries.vectors(settings)
+            (question, similarity(vector, other)) for question, other in self._entries.vectors(options)
         )
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
-    def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
-        """Return the settings that have answers and differ only in a smaller `top_k`, the greatest `top_k` first.
+    def narrower(self, options: AskOptions) -> list[AskOptions]:
+        """Return the options that have answers and differ only in a smaller `top_k`, the greatest `top_k` first.
 
         Such an answer is usable if the further chunks do not bear on the question.
         """
-        return self._entries.narrower(settings)
+        return self._entries.narrower(options)
 
-    def move(self, answer: CachedAnswer, settings: AnswerSettings) -> CachedAnswer:
-        """Store an answer under other settings instead of its own, and return it."""
-        self._entries.move(answer.id, settings)
-        return replace(answer, settings=settings)
+    def move(self, answer: CachedAnswer, options: AskOptions) -> CachedAnswer:
+        """Store an answer under other options instead of its own, and return it."""
+        self._entries.move(answer.id, options)
+        return replace(answer, options=options)
 
     def record_hit(self, answer: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """Count a use of an answer; a question in other words becomes pending, to get an answer of its own."""
         with self._database.transaction():
             self._entries.increase(_HITS)
             self._eviction.record_use(answer.id)
-            if not self._entries.contains(question, answer.settings):
-                id_ = self._entries.put(question, answer.settings, vector(), None, "matched")
+            if not self._entries.contains(question, answer.options):
+                id_ = self._entries.put(question, answer.options, vector(), None, "matched")
                 self._eviction.record_use(id_)
                 self._eviction.evict()
 
@@ -162,7 +162,7 @@ class AnswerCache:
         self,
         question: str,
         vector: Vector,
-        settings: AnswerSettings,
+        options: AskOptions,
         text: str,
         sources: Iterable[Source],
         provenance: AnswerProvenance,
@@ -179,7 +179,7 @@ class AnswerCache:
             return False
         answer = NewAnswer(text, tuple(sources), provenance.chunks, provenance.epoch)
         with self._database.transaction():
-            id_ = self._entries.put(question, settings, vector, answer, None)
+            id_ = self._entries.put(question, options, vector, answer, None)
             self._invalidation.set_versions(id_, provenance.versions)
             self._entries.set_ahead(id_, None if asked else ahead_s)
             if asked:
@@ -187,34 +187,34 @@ class AnswerCache:
             self._eviction.evict()
         return True
 
-    def add_predicted(self, question: str, vector: Vector, settings: AnswerSettings) -> None:
+    def add_predicted(self, question: str, vector: Vector, options: AskOptions) -> None:
         """Add a question that is expected to be asked, as pending; one that is in the cache is left unchanged."""
         if not self.limit_bytes:
             return
         with self._database.transaction():
-            if not self._entries.contains(question, settings):
-                id_ = self._entries.put(question, settings, vector, None, "predicted")
+            if not self._entries.contains(question, options):
+                id_ = self._entries.put(question, options, vector, None, "predicted")
                 self._eviction.record_prediction(id_)
                 self._eviction.evict()
 
-    def add_asked(self, question: str, vector: Vector, settings: AnswerSettings) -> None:
+    def add_asked(self, question: str, vector: Vector, options: AskOptions) -> None:
         """Add a question that a user asked, as pending; count a use of one that is in the cache."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return
         with self._database.transaction():
-            id_ = self._entries.id_of(question, settings)
+            id_ = self._entries.id_of(question, options)
             if id_ is None:
-                id_ = self._entries.put(question, settings, vector, None, "asked")
+                id_ = self._entries.put(question, options, vector, None, "asked")
             self._eviction.record_use(id_)
             self._eviction.evict()
 
-    def mark_prefilled(self, question: str, settings: AnswerSettings) -> None:
+    def mark_prefilled(self, question: str, options: AskOptions) -> None:
         """Record that a predicted question's KV is computed and only its answer is missing."""
-        self._entries.mark_prefilled(question, settings)
+        self._entries.mark_prefilled(question, options)
 
-    def delete(self, questions: Iterable[str], settings: AnswerSettings | None = None) -> None:
-        """Delete questions with their answers, under these settings or under any."""
-        self._entries.delete(questions, settings)
+    def delete(self, questions: Iterable[str], options: AskOptions | None = None) -> None:
+        """Delete questions with their answers, under these options or under any."""
+        self._entries.delete(questions, options)
 
     def clear(self) -> None:
         """Delete every question."""
@@ -237,9 +237,9 @@ class AnswerCache:
         """Return the answer in a row, or None if it was dropped."""
         return self._entries.get(id_)
 
-    def stored(self, question: str, settings: AnswerSettings) -> CachedAnswer | None:
+    def stored(self, question: str, options: AskOptions) -> CachedAnswer | None:
         """Return the answer to a question in exactly these words, or None."""
-        id_ = self._entries.id_of(question, settings)
+        id_ = self._entries.id_of(question, options)
         return None if id_ is None else self._entries.get(id_)
 
     def ahead_s(self, answer: CachedAnswer) -> float | None:
@@ -262,7 +262,7 @@ class AnswerCache:
         """Return pending questions, the longest pending first: for `reasons` or for any, leaving out those of `without`."""
         return self._entries.pending(most, reasons, without)
 
-    def most_used(self) -> list[tuple[str, AnswerSettings]]:
+    def most_used(self) -> list[tuple[str, AskOptions]]:
         """Return the questions that have an answer, most used first."""
         return self._entries.most_used()
 

@@ -1,4 +1,4 @@
-"""The table of questions: each with its settings, its vector, and an answer or none yet.
+"""The table of questions: each with its options, its vector, and an answer or none yet.
 
 Holds all statements about single questions. Does not decide when an answer is invalid or what is evicted.
 """
@@ -6,19 +6,19 @@ Holds all statements about single questions. Does not decide when an answer is i
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from kvweave.answer_cache.matching import Matcher
 from kvweave.answer_cache.neighbours import Neighbours
 from kvweave.answer_cache.records import (
-    AnswerSettings,
     CachedAnswer,
     PendingQuestion,
     PendingReason,
     Vector,
 )
 from kvweave.database import Database
+from kvweave.options import AskOptions
 from kvweave.results import Source
 from kvweave.text import clean_text
 
@@ -40,7 +40,7 @@ _SCHEMA: Final = (
         question INTEGER PRIMARY KEY REFERENCES banked_questions (id) ON DELETE CASCADE, seconds REAL NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS bank_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
-# Column names are stored: `circumstances` holds the answer settings, `reading` the matcher's key, `waiting` the reason
+# Column names are stored: `circumstances` holds `AskOptions.cache_key`, `reading` the matcher's key, `waiting` the reason
 # why a question is pending.
 _COLUMNS: Final = "id, question, vector, circumstances, answer, sources, chunks, epoch, made_at"
 _MATCHER_VERSION: Final = "readings"
@@ -109,7 +109,7 @@ class Entries:
     def put(
         self,
         question: str,
-        settings: AnswerSettings,
+        options: AskOptions,
         vector: Vector,
         answer: NewAnswer | None,
         reason: PendingReason | None,
@@ -134,13 +134,13 @@ class Entries:
                      chunks = excluded.chunks, epoch = excluded.epoch, made_at = excluded.made_at,
                      waiting = excluded.waiting, waiting_since = excluded.waiting_since, bytes = excluded.bytes""",
                 (
-                    *(encoded(settings), text, key, blob, answer_text, sources, chunks),
+                    *(options.cache_key(), text, key, blob, answer_text, sources, chunks),
                     *(answer.epoch if answer else 0, now, reason, now if reason else None, now, size),
                 ),
             )
             rows = self._database.query(
                 "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
-                (encoded(settings), text),
+                (options.cache_key(), text),
             )
         return int(rows[0][0])
 
@@ -156,12 +156,12 @@ class Entries:
         rows = self._database.query("SELECT seconds FROM answers_ahead WHERE question = ?", (id_,))
         return float(rows[0][0]) if rows else None
 
-    def mark_prefilled(self, question: str, settings: AnswerSettings) -> None:
+    def mark_prefilled(self, question: str, options: AskOptions) -> None:
         """Record that a predicted question's KV is computed and only its answer is missing."""
         self._database.execute(
             """UPDATE banked_questions SET waiting = 'prefilled'
                WHERE circumstances = ? AND question = ? AND waiting = 'predicted'""",
-            (encoded(settings), clean_text(question)),
+            (options.cache_key(), clean_text(question)),
         )
 
     def drop_answers(self, ids: Iterable[int], reason: PendingReason) -> int:
@@ -178,9 +178,9 @@ class Entries:
         """Record that an answer's chunks are the best ones in this epoch too."""
         self._database.execute("UPDATE banked_questions SET epoch = max(epoch, ?) WHERE id = ?", (epoch, id_))
 
-    def move(self, id_: int, settings: AnswerSettings) -> None:
-        """Put a question under other settings, in place of a question in the same words that has no answer there."""
-        moved_to = encoded(settings)
+    def move(self, id_: int, options: AskOptions) -> None:
+        """Put a question under other options, in place of a question in the same words that has no answer there."""
+        moved_to = options.cache_key()
         with self._database.transaction():
             self._database.execute(
                 """DELETE FROM banked_questions WHERE circumstances = ? AND answer IS NULL
@@ -191,12 +191,12 @@ class Entries:
                 "UPDATE OR IGNORE banked_questions SET circumstances = ? WHERE id = ?", (moved_to, id_)
             )
 
-    def delete(self, questions: Iterable[str], settings: AnswerSettings | None = None) -> None:
-        """Delete questions with their answers, under these settings or under any."""
+    def delete(self, questions: Iterable[str], options: AskOptions | None = None) -> None:
+        """Delete questions with their answers, under these options or under any."""
         self._database.execute(
             """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
                  AND circumstances = coalesce(?, circumstances)""",
-            (json.dumps(list(questions)), settings and encoded(settings)),
+            (json.dumps(list(questions)), options and options.cache_key()),
         )
 
     def clear(self) -> None:
@@ -205,15 +205,15 @@ class Entries:
 
     # Reading
 
-    def contains(self, question: str, settings: AnswerSettings) -> bool:
+    def contains(self, question: str, options: AskOptions) -> bool:
         """Return whether the table holds a question in exactly these words, answered or not."""
-        return self.id_of(question, settings) is not None
+        return self.id_of(question, options) is not None
 
-    def id_of(self, question: str, settings: AnswerSettings) -> int | None:
+    def id_of(self, question: str, options: AskOptions) -> int | None:
         """Return the id of a question in exactly these words, answered or not, or None."""
         rows = self._database.query(
             "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
-            (encoded(settings), clean_text(question)),
+            (options.cache_key(), clean_text(question)),
         )
         return int(rows[0][0]) if rows else None
 
@@ -224,30 +224,30 @@ class Entries:
         )
         return _cached_answer(rows[0]) if rows else None
 
-    def candidates(self, question: str, settings: AnswerSettings) -> list[CachedAnswer]:
+    def candidates(self, question: str, options: AskOptions) -> list[CachedAnswer]:
         """Return the answers to questions with the same key, first the one to exactly the same words."""
         text = clean_text(question)
         rows = self._database.query(
             f"""SELECT {_COLUMNS} FROM banked_questions
                 WHERE circumstances = ? AND reading = ? AND answer IS NOT NULL ORDER BY question <> ?, id""",
-            (encoded(settings), self._matcher.key(text), text),
+            (options.cache_key(), self._matcher.key(text), text),
         )
         return [_cached_answer(row) for row in rows]
 
-    def has_answers(self, settings: AnswerSettings) -> bool:
-        """Return whether any question under these settings has an answer."""
+    def has_answers(self, options: AskOptions) -> bool:
+        """Return whether any question under these options has an answer."""
         return bool(
             self._database.query(
                 "SELECT 1 FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL LIMIT 1",
-                (encoded(settings),),
+                (options.cache_key(),),
             )
         )
 
     def neighbours(
-        self, question: str, vector: Vector, settings: AnswerSettings, most: int, at_least: float
+        self, question: str, vector: Vector, options: AskOptions, most: int, at_least: float
     ) -> list[tuple[CachedAnswer, float]]:
         """Return the answers to the most similar questions, each with its cosine: first by vector (dimensions,), then by letters."""
-        near = self._neighbours.nearest(clean_text(question), vector, encoded(settings), most, at_least)
+        near = self._neighbours.nearest(clean_text(question), vector, options.cache_key(), most, at_least)
         answers = ((self.get(id_), cosine) for id_, cosine in near)
         return [(answer, cosine) for answer, cosine in answers if answer is not None]
 
@@ -262,15 +262,15 @@ class Entries:
             if answer is not None:
                 yield answer
 
-    def narrower(self, settings: AnswerSettings) -> list[AnswerSettings]:
-        """Return the settings that differ in a smaller `top_k` alone and have an answer, the greatest `top_k` first."""
-        smaller = [encoded(replace(settings, top_k=top_k)) for top_k in _smaller(settings.top_k)]
+    def narrower(self, options: AskOptions) -> list[AskOptions]:
+        """Return the options that differ in a smaller `top_k` alone and have an answer, the greatest `top_k` first."""
+        smaller = [replace(options, top_k=top_k).cache_key() for top_k in _smaller(options.top_k)]
         rows = self._database.query(
             """SELECT value FROM json_each(?) WHERE EXISTS
                  (SELECT 1 FROM banked_questions WHERE circumstances = value AND answer IS NOT NULL)""",
             (json.dumps(smaller),),
         )
-        found = [_decoded(encoded) for (encoded,) in rows]
+        found = [AskOptions.from_key(key) for (key,) in rows]
         return sorted(found, key=lambda each: -each.top_k)
 
     def pending(
@@ -289,33 +289,33 @@ class Entries:
             ),
         )
         return [
-            PendingQuestion(question, _decoded(encoded), reason, since)
-            for question, encoded, reason, since in rows
+            PendingQuestion(question, AskOptions.from_key(key), reason, since)
+            for question, key, reason, since in rows
         ]
 
-    def most_used(self) -> list[tuple[str, AnswerSettings]]:
+    def most_used(self) -> list[tuple[str, AskOptions]]:
         """Return the questions that have an answer, most used first."""
         rows = self._database.query(
             """SELECT question, circumstances FROM banked_questions WHERE answer IS NOT NULL
                ORDER BY weight DESC, last_used DESC, id DESC"""
         )
-        return [(question, _decoded(encoded)) for question, encoded in rows]
+        return [(question, AskOptions.from_key(key)) for question, key in rows]
 
-    def vectors(self, settings: AnswerSettings) -> Iterator[tuple[str, Vector]]:
-        """Yield every question under these settings, answered or not, with its vector."""
+    def vectors(self, options: AskOptions) -> Iterator[tuple[str, Vector]]:
+        """Yield every question under these options, answered or not, with its vector."""
         rows = self._database.query(
-            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (encoded(settings),)
+            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (options.cache_key(),)
         )
         for question, blob in rows:
             yield question, _vector(blob)
 
-    def recently_used(self, settings: AnswerSettings, most: int) -> tuple[list[int], Vector]:
+    def recently_used(self, options: AskOptions, most: int) -> tuple[list[int], Vector]:
         """Return ids and vectors (n, dimensions) of the answered questions that were used last, at most `most`."""
         rows = self._database.query(
             """SELECT id, vector FROM banked_questions WHERE id IN (
                  SELECT id FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
                  ORDER BY last_used DESC LIMIT ?)""",
-            (encoded(settings), most),
+            (options.cache_key(), most),
         )
         vectors = _numpy().frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
         return [int(id_) for id_, _ in rows], vectors.reshape(len(rows), -1 if rows else 0)
@@ -351,27 +351,13 @@ def _smaller(top_k: int) -> range:
     return range(max(1, top_k - _MOST_NARROWER), top_k)
 
 
-def encoded(settings: AnswerSettings) -> str:
-    """Return settings as they are stored."""
-    values = asdict(settings)
-    if not settings.think:
-        del values["think"]  # as it was stored before there was a choice
-    if settings.reranker is None:
-        del values["reranker"]
-    return json.dumps(values, sort_keys=True)
-
-
-def _decoded(encoded: str) -> AnswerSettings:
-    return AnswerSettings(**json.loads(encoded))
-
-
 def _cached_answer(row: tuple[Any, ...]) -> CachedAnswer:
-    id_, question, blob, encoded, text, sources, chunks, epoch, made_at = row
+    id_, question, blob, key, text, sources, chunks, epoch, made_at = row
     return CachedAnswer(
         id=id_,
         question=question,
         vector=_vector(blob),
-        settings=_decoded(encoded),
+        options=AskOptions.from_key(key),
         similarity=1.0,
         text=text,
         sources=tuple(Source(*source) for source in json.loads(sources)),

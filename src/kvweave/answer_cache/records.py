@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvweave.options import AskOptions
 from kvweave.results import Source
 
 if TYPE_CHECKING:
@@ -20,35 +21,6 @@ matched: it was answered with another question's answer; changed: a document beh
 stale: newer chunks fit it better; asked: a user asked it, and it needs a new answer; predicted: it is expected to be asked;
 prefilled: predicted, and its KV is computed.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSettings:
-    """The settings that an answer was computed under; it is used only for requests with equal ones.
-
-    Attributes:
-        recipe: full name.
-        ratio: requested budget; None for the recipe's own.
-        coverage: requested budget; None for the recipe's own.
-        top_k: the chunks asked for; a small knowledge base has fewer.
-        max_new_tokens: None for the default.
-        drop_chunks: whether chunks that do not fit are left out.
-        auxiliary: the small model that some recipes select tokens with.
-        kv_budget: what decoding attended to; None for everything. The memory it took does not matter.
-        think: whether a reasoning model was let think first.
-        reranker: the model that ordered the chunks again; None without one.
-    """
-
-    recipe: str
-    ratio: float | None
-    coverage: float | None
-    top_k: int
-    max_new_tokens: int | None
-    drop_chunks: bool
-    auxiliary: str | None
-    kv_budget: float | None
-    think: bool = False
-    reranker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +46,7 @@ class CachedAnswer:
         id: its row.
         question: the question it was computed for.
         vector: that question's vector, (dimensions,).
-        settings: the settings it was computed under.
+        options: the options it was computed under.
         similarity: cosine between that question and the one asked, -1..1.
         text: the answer.
         sources: chunks that were in the prompt.
@@ -87,7 +59,7 @@ class CachedAnswer:
     id: int
     question: str
     vector: Vector
-    settings: AnswerSettings
+    options: AskOptions
     similarity: float
     text: str
     sources: tuple[Source, ...]
@@ -99,13 +71,13 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PendingQuestion:
-    """A question without a usable answer; answering it under `settings` removes it from the pending ones.
+    """A question without a usable answer; answering it under `options` removes it from the pending ones.
 
     `since_s` is seconds since 1970.
     """
 
     question: str
-    settings: AnswerSettings
+    options: AskOptions
     reason: PendingReason
     since_s: float
 

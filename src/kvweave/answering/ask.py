@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from kvweave.answer_cache.evidence import is_answerable, is_non_answer, is_supported
-from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answer_cache.records import Vector
 from kvweave.answering.answer_stream import Events, answer_from_cache
 from kvweave.answering.cached_answers import CachedAnswers
-from kvweave.answering.settings import CallOptions, Settings
+from kvweave.answering.settings import Settings
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 from kvweave.index.documents import DocumentTable
+from kvweave.options import AskKeywords, AskOptions
 from kvweave.results import Piece, Prefill
 from kvweave.state.components import Components
 from kvweave.state.metadata import KBMetadata
@@ -43,38 +44,37 @@ class Asker:
     metadata: KBMetadata
 
     def events(
-        self, question: str, call: CallOptions, question_context: QuestionContext = NO_CONTEXT
+        self, question: str, question_context: QuestionContext = NO_CONTEXT, **given: Unpack[AskKeywords]
     ) -> Events:
         """Return what answering the question yields; its last event is the whole answer.
 
         `question_context` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
-        question, chunks = self.checked(question)
+        question = self.checked(question)
+        options = self.settings.options(self.metadata.system, **given)
         if question_context.earlier or question_context.instruction:  # they may change the answer
-            call = replace(call, cache="off")
-        system = self.metadata.system
+            options = replace(options, cache="off")
         vector = cache(lambda: self.components.encoder.encode([question])[0])
-        answer_settings = self.settings.answer_settings(call)
-        if answer_settings is not None and call.cache == "use":
-            events = self._cached(question, vector, answer_settings)
+        if options.cacheable and options.cache == "use":
+            events = self._cached(question, vector, options)
             if events is not None:
                 return self._only_held(events, question)
 
-        from kvweave.answering.pipeline import answer, check_supported
+        from kvweave.answering.kb_question import KBQuestion
+        from kvweave.answering.pipeline import check_supported, respond
 
-        resolved = self.settings.resolve(system, chunks, call)
+        recipe, kv = self.settings.recipe_of(options), self.settings.offload(options.kv_budget)
         context = self.components.request_context()
-        check_supported(context.model, resolved)
+        asked = KBQuestion(options, recipe, kv, context, self.cached, question, vector, question_context)
+        check_supported(context.model, asked)
         context.encoder.load()  # else the first question's time would include loading it
-        events = answer(context, self.cached, question, vector, resolved, question_context)
-        return self._only_held(events, question)
+        return self._only_held(respond(context.model, context.store, asked), question)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
         from kvweave.answering.kb_question import prompt_for
 
-        question, chunks = self.checked(question)
-        most = min(self.settings.top_k(top_k), chunks)
+        question, most = self.checked(question), self.settings.top_k(top_k)
         return prompt_for(self.components.request_context(), question, most, self.metadata.system)
 
     def ranked(
@@ -86,23 +86,21 @@ class Asker:
         """
         from kvweave.answering.kb_question import best_chunks
 
-        question, chunks = self.checked(question)
+        question = self.checked(question)
         encoder = self.components.encoder
         self.metadata.check(
             "embedding", encoder.name
         )  # another process may have filled the knowledge base anew
         searched = encoder.encode([question])[0] if vector is None else vector()
-        most = min(self.settings.top_k(top_k), chunks)
+        most = self.settings.top_k(top_k)
         return best_chunks(self.components.index, self.documents, question, searched, most)
 
-    def _cached(
-        self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
-    ) -> Events | None:
+    def _cached(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> Events | None:
         """Return the cached answer to the same question, if there is one; no model is loaded for it."""
         if not self.components.loads_recorded_model:
             return None
         began = time.perf_counter()
-        found = self.cached.find(question, vector, answer_settings)
+        found = self.cached.find(question, vector, options)
         return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
 
     def _only_held(self, events: Events, question: str) -> Events:
@@ -111,18 +109,16 @@ class Asker:
             return events
         return held_by_passages(events, question)
 
-    def checked(self, question: str) -> tuple[str, int]:
-        """Return a question as valid text, and how many chunks the knowledge base holds."""
+    def checked(self, question: str) -> str:
+        """Return a question as valid text; raises InvalidRequest for an empty one, EmptyKnowledgeBase without documents."""
         if not question.strip():
             raise InvalidRequest("the question is empty")
-        documents = self.documents.all_documents()
-        if not documents:
+        if not self.documents.count():
             raise EmptyKnowledgeBase(
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )
         # A terminal may hand over broken bytes.
-        text = question.encode("utf-8", "replace").decode("utf-8")
-        return text, sum(document.chunks for document in documents)
+        return question.encode("utf-8", "replace").decode("utf-8")
 
 
 NOT_FOUND: Final = "The documents do not say."

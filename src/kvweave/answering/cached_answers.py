@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.predictions import PredictionStore
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.errors import StoreError
 from kvweave.index.documents import DocumentTable, row_id
+from kvweave.options import AskOptions
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
 from kvweave.state.background_budget import BackgroundBudget, Worth
 from kvweave.state.knowledge_base_state import Progress, no_progress
@@ -65,24 +66,22 @@ class CachedAnswers:
     waited_s: Callable[[], float] = lambda: 0.0
     accepts: Callable[[Answer], bool] | None = None
 
-    def find(
-        self, question: str, vector: Callable[[], Vector], answer_settings: AnswerSettings
-    ) -> CachedAnswer | None:
+    def find(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> CachedAnswer | None:
         """Return the valid answer to the same question, or None.
 
         An answer that was made from fewer chunks than are asked for now is valid too if the others do not bear on the
-        question; it is then stored under `answer_settings`.
+        question; it is then stored under `options`.
         """
-        found = self.answers.find(question, vector, answer_settings, self.threshold)
+        found = self.answers.find(question, vector, options, self.threshold)
         if found is not None:
             return found if self._is_valid(found) and not self.are_words(found) else None
-        for narrower in self.answers.narrower(answer_settings):
+        for narrower in self.answers.narrower(options):
             found = self.answers.find(question, vector, narrower, self.threshold)
             if found is None or self.are_words(found):
                 continue
-            if self._has_same_evidence(found, answer_settings.top_k):
+            if self._has_same_evidence(found, options.top_k):
                 with _logged_only():
-                    return self.answers.move(found, answer_settings)
+                    return self.answers.move(found, options)
                 return found
         return None
 
@@ -95,19 +94,19 @@ class CachedAnswers:
             for chunk in self.index().search(error, found.vector, _SEARCHED, visible)
         )
 
-    def draft(self, vector: Vector, answer_settings: AnswerSettings) -> str:
+    def draft(self, vector: Vector, options: AskOptions) -> str:
         """Return the answer to the most similar question as a draft for the model to verify, or an empty text.
 
         It may be another question, and the answer may be invalid.
         """
-        nearest = self.answers.nearest(vector, answer_settings, self.threshold)
+        nearest = self.answers.nearest(vector, options, self.threshold)
         return "" if nearest is None else nearest.text
 
     def answer(self, found: CachedAnswer, began: float) -> Answer:
         """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began
         plan = Plan(
-            found.settings.recipe,
+            found.options.recipe,
             0.0,
             (),
             cache_hit=AnswerCacheHit(found.question, found.similarity, found.made_at_s),
@@ -130,7 +129,7 @@ class CachedAnswers:
         self,
         question: str,
         vector: Vector,
-        answer_settings: AnswerSettings,
+        options: AskOptions,
         answer: "Answer | KeptAnswer",
         origin: AnswerProvenance,
     ) -> None:
@@ -145,14 +144,14 @@ class CachedAnswers:
                 ahead_s = (
                     max(0.0, answer.timing.total_s - self.waited_s()) if isinstance(answer, Answer) else 0.0
                 )
-                kept = (question, vector, answer_settings, answer.text, answer.sources, origin)
+                kept = (question, vector, options, answer.text, answer.sources, origin)
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
                 if stored and not asked and self.budget is not None:
                     self.budget.add_worth(Worth(entries=1))
 
     def unchecked(self) -> Iterator[CachedAnswer]:
         """Yield the answers that `refresh` would check."""
-        return (found for found in self.answers.unchecked() if found.settings.reranker == self.reranker)
+        return (found for found in self.answers.unchecked() if found.options.reranker == self.reranker)
 
     def refresh(
         self,
@@ -178,7 +177,7 @@ class CachedAnswers:
         epoch = self.answers.epoch
         if found.epoch == epoch:
             return True
-        same = self._has_same_evidence(found, found.settings.top_k)
+        same = self._has_same_evidence(found, found.options.top_k)
         if same:
             self.answers.confirm(found, epoch)
         elif same is not None:

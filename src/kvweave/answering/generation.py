@@ -12,7 +12,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogit
 
 from kvweave.answering.answer_stream import WINDOW_TOKENS, token_text
 from kvweave.answering.reply_reader import ReplyReader, ReplyText
-from kvweave.answering.sampling import Sampling
 from kvweave.answering.speculative import PromptLookupDrafter, SpeculativeDecoder
 from kvweave.cancellation import check_cancelled
 from kvweave.config import GenerationConfig
@@ -22,6 +21,7 @@ from kvweave.decode.settings import OffloadSettings
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.options import Sampling
 from kvweave.recipes.snapshots import SnapshotResult
 from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
 from kvweave.types import ReplyFormat
@@ -174,38 +174,6 @@ def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
         yield decoded.text[len(shown) :]
 
 
-def generate_together(
-    adapter: Adapter,
-    prefilled: Sequence[tuple[FusedCache, Sequence[int], Tensor]],
-    settings: GenerationConfig,
-    max_new_tokens: int,
-    form: ReplyFormat = _ANY_FORMAT,
-) -> list[Decoded]:
-    """Generate answers to several prompts, each given as in `generate` by KV cache, token ids and last logits (1, vocab).
-
-    One call of the model advances all unfinished replies; `seconds` is each one's share of these calls. All are read as
-    `form` says.
-    """
-    replies = [
-        _Reply(adapter, DecodeState(adapter, kv_cache), ids, settings, max_new_tokens, form)
-        for kv_cache, ids, _ in prefilled
-    ]
-    seconds = [0.0] * len(replies)
-    logits = dict(enumerate(first for _, _, first in prefilled))
-    while logits:
-        began = time.perf_counter()
-        taken = [number for number, last in logits.items() if replies[number].take(last)]
-        going = [number for number in taken if replies[number].unfinished]
-        steps = _advance_together(adapter, [replies[number] for number in going])
-        for number in logits:
-            seconds[number] += (time.perf_counter() - began) / len(logits)
-        logits = dict(zip(going, steps, strict=True))
-    done = [Decoded(seconds=spent) for spent in seconds]
-    for reply, decoded in zip(replies, done, strict=True):
-        reply.fill(decoded)
-    return done
-
-
 class _Reply:
     """An unfinished answer: the tokens chosen so far; all but the last one are in the KV of `state`."""
 
@@ -274,24 +242,9 @@ class _Reply:
         self._handed_out = max(self._handed_out, count)
         return tuple(new)
 
-    @property
-    def needs_rope_rescale(self) -> bool:
-        """Whether the text needs other rotary frequencies than its KV has, and is computed again under them."""
-        tokens = len(self._prompt_ids) + len(self.ids)
-        return isinstance(self.state, DecodeState) and self.state.needs_rope_rescale(tokens)
-
     def advance(self) -> Tensor:
         """Return the logits after the last token, (1, vocab)."""
         return self.state.advance([*self._prompt_ids, *self.ids])
-
-
-def _advance_together(adapter: Adapter, replies: Sequence[_Reply]) -> list[Tensor]:
-    """Advance each reply, in one call of the model unless a text has to be computed again."""
-    if any(reply.needs_rope_rescale for reply in replies):
-        return [reply.advance() for reply in replies]
-    kv_caches = [reply.state.kv_cache for reply in replies if isinstance(reply.state, DecodeState)]
-    last = [reply.ids[-1] for reply in replies]
-    return adapter.step_packed(list(zip(kv_caches, last, strict=True)))
 
 
 def end_tokens(adapter: LoadedModel) -> frozenset[int]:

@@ -1,14 +1,13 @@
-"""A question to a knowledge base: the chunks that are found for it, and the prompt made of them."""
+"""What a model is asked; for a question to a knowledge base, the chunks that are found for it and the prompt made of them."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
-from kvweave.answering.settings import AskOptions
 from kvweave.answering.speculative import drafts_of
+from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import KnowledgeBaseError
 from kvweave.index.documents import DocumentTable
 from kvweave.index.search import FoundChunk
@@ -17,58 +16,101 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.options import AskOptions
+from kvweave.recipes.recipe import Recipe
 from kvweave.results import Answer, Source
 from kvweave.state.components import RequestContext
 from kvweave.types import NO_CONTEXT, Place, Prompt, QuestionContext, TokenizedPrompt
 
 
-class Assembled(NamedTuple):
-    """What a request is answered from: the prompt, its sources, token ids that the reply may consist of, and seconds.
+@dataclass(slots=True)
+class Asked:
+    """What a model is asked, from the options to the first token. `assemble` makes the prompt and sets what is found on the way.
 
-    `without_vector` chunks of the knowledge base had no vector at the search.
+    Attributes:
+        options: of the question.
+        recipe: the recipe that they name.
+        kv: how KV is offloaded while the answer is decoded; None keeps all of it in memory.
+        sources: the chunks in the prompt.
+        drafts: token ids that the answer may consist of.
+        retrieve_s: seconds of the search.
+        without_vector: how many chunks of the knowledge base had no vector at the search.
     """
 
-    prompt: TokenizedPrompt
-    sources: tuple[Source, ...] = ()
-    drafts: Sequence[tuple[int, ...]] = ()
-    retrieve_s: float = 0.0
-    without_vector: int = 0
+    options: AskOptions
+    recipe: Recipe
+    kv: OffloadSettings | None
+    sources: tuple[Source, ...] = field(default=(), init=False)
+    drafts: Sequence[tuple[int, ...]] = field(default=(), init=False)
+    retrieve_s: float = field(default=0.0, init=False)
+    without_vector: int = field(default=0, init=False)
+
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
+        """Return the prompt, with room for an answer of `most` tokens; raises PromptTooLong, InvalidRequest, …."""
+        raise NotImplementedError
+
+    def keep(self, answer: Answer) -> None:
+        """Keep a finished answer where that is worth it."""
 
 
 @dataclass(slots=True)
-class KBQuestion:
+class KBQuestion(Asked):
     """A question to a knowledge base, answered from the chunks that are found for it."""
 
     context: RequestContext
     cached: CachedAnswers
     question: str
     vector: Callable[[], Vector]
-    options: AskOptions
     question_context: QuestionContext = NO_CONTEXT
-    origin: AnswerProvenance | None = None
+    origin: AnswerProvenance | None = field(default=None, init=False)
 
-    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
-        """Retrieve the chunks, and start loading their KV while the prompt is tokenized."""
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
+        """Retrieve the chunks, and start loading their KV while the prompt is tokenized; raises KnowledgeBaseError for a lost index."""
         context, options = self.context, self.options
         began = time.perf_counter()
         # Read before the search: a document that comes in later makes the answer old.
         epoch = self.cached.answers.epoch
-        without_vector = context.documents.without_vector_count()
+        self.without_vector = context.documents.without_vector_count()
         found = retrieve(context, self.question, self.vector(), options.top_k)
-        retrieve_s = time.perf_counter() - began
+        self.retrieve_s = time.perf_counter() - began
         self.origin = provenance(found, epoch)
-        _prefetch(context, options, found, lease)
+        self._prefetch(found, lease)
         prompt, kept = _assemble(context.model, self.question, options, found, most, self.question_context)
-        sources = sources_of(context.documents, kept)
-        drafts = _drafts(context.model, self.cached, self.vector, options)
-        return Assembled(prompt, sources, drafts, retrieve_s, without_vector)
+        self.sources = sources_of(context.documents, kept)
+        self.drafts = self._drafts()
+        return prompt
 
     def keep(self, answer: Answer) -> None:
         """Put the answer into the answer cache, unless the options say otherwise."""
-        settings = self.options.answer_settings
-        cut = answer.finish_reason == "length" and not self.options.keep_cut
-        if settings is not None and self.origin is not None and not cut:
-            self.cached.keep(self.question, self.vector(), settings, answer, self.origin)
+        options = self.options
+        if not options.cacheable:
+            return
+        cut = answer.finish_reason == "length" and not options.keep_cut
+        if self.origin is not None and not cut:
+            self.cached.keep(self.question, self.vector(), options, answer, self.origin)
+
+    def _prefetch(self, found: list[FoundChunk], lease: Lease) -> None:
+        """Start loading the KV of the found chunks, while the prompt is tokenized."""
+        context, recipe, adapter = self.context, self.recipe, self.context.model
+        if not recipe.match.position_independent or not isinstance(adapter, Adapter):
+            return
+        prefix = adapter.template.prefix_ids(self.options.system, think=self.options.generation.think)
+        chunks = context.documents.chunks_at([(chunk.source, chunk.position) for chunk in found])
+        wanted = [
+            (chunk.kv_digest, recipe.prepare.provenances(adapter, prefix, chunk.kv_tokens))
+            for chunk in chunks
+        ]
+        context.store.prefetch(adapter.fingerprint, wanted, lease)
+
+    def _drafts(self) -> list[tuple[int, ...]]:
+        """Return token ids that the answer may consist of: those of an earlier answer to a near question."""
+        model, options = self.context.model, self.options
+        if not isinstance(model, Adapter):
+            return []  # a recurrent state cannot take back the drafts that are rejected
+        if not options.cacheable or options.cache != "use" or self.kv is not None:
+            return []
+        text = self.cached.draft(self.vector(), options)
+        return drafts_of(model, text) if text else []
 
 
 def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[Source, ...]:
@@ -99,6 +141,7 @@ def best_chunks(
     index: VectorIndex, documents: DocumentTable, question: str, vector: Vector, top_k: int
 ) -> list[FoundChunk]:
     """Return the best chunks for a question, best first; raises as `retrieve` does."""
+    top_k = min(top_k, documents.chunk_count())
     found = index.search(question, vector, top_k, documents.visible_versions())
     if not found:
         raise KnowledgeBaseError(
@@ -117,35 +160,10 @@ def prompt_for(context: RequestContext, question: str, top_k: int, system: str) 
 def tokenized_prompt_for(
     context: RequestContext, question: str, vector: Vector, options: AskOptions
 ) -> TokenizedPrompt:
-    """Return the tokens that a question would be answered from, without computing them; raises as `answer` does."""
+    """Return the tokens that a question would be answered from, without computing them; raises as `retrieve` does."""
     found = retrieve(context, question, vector, options.top_k)
     most = options.max_new_tokens(context.model.geometry.context_tokens)
     return _assemble(context.model, question, options, found, most)[0]
-
-
-def _prefetch(context: RequestContext, options: AskOptions, found: list[FoundChunk], lease: Lease) -> None:
-    """Start loading the KV of the found chunks, while the prompt is tokenized."""
-    recipe, adapter = options.recipe, context.model
-    if not recipe.match.position_independent or not isinstance(adapter, Adapter):
-        return
-    prefix = adapter.template.prefix_ids(options.system, think=options.generation.think)
-    chunks = context.documents.chunks_at([(chunk.source, chunk.position) for chunk in found])
-    wanted = [
-        (chunk.kv_digest, recipe.prepare.provenances(adapter, prefix, chunk.kv_tokens)) for chunk in chunks
-    ]
-    context.store.prefetch(adapter.fingerprint, wanted, lease)
-
-
-def _drafts(
-    model: LoadedModel, cached: CachedAnswers, vector: Callable[[], Vector], options: AskOptions
-) -> list[tuple[int, ...]]:
-    """Return token ids that the answer may consist of: those of an earlier answer to a near question."""
-    if not isinstance(model, Adapter):
-        return []  # a recurrent state cannot take back the drafts that are rejected
-    if options.answer_settings is None or options.cache != "use" or options.kv is not None:
-        return []
-    text = cached.draft(vector(), options.answer_settings)
-    return drafts_of(model, text) if text else []
 
 
 def _assemble(

@@ -10,21 +10,16 @@ remember   store the exact KV and the answer    kvstore, answering/cached_answer
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Protocol
 
-from kvweave.answer_cache.records import Vector
 from kvweave.answering.answer_stream import Answered, Events
-from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.generation import Decoded, generate, generate_plainly
-from kvweave.answering.kb_question import Assembled, KBQuestion
-from kvweave.answering.settings import AskOptions
+from kvweave.answering.kb_question import Asked
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.snapshot_adapter import LoadedModel, SnapshotAdapter, fused
@@ -32,51 +27,22 @@ from kvweave.recipes.recipe import Recipe, remember, run, store_entries
 from kvweave.recipes.request import PrefillResult
 from kvweave.recipes.snapshots import SnapshotResult, run_from_snapshot, uses_exact_prefixes_alone
 from kvweave.results import Answer, Piece, Prefill
-from kvweave.state.components import RequestContext
-from kvweave.types import NO_CONTEXT, QuestionContext, TokenizedPrompt
+from kvweave.types import TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
 
 
-def check_supported(model: LoadedModel, options: AskOptions) -> None:
-    """Raise UnsupportedModel if a model can only be continued from exact prefixes and the options ask for more."""
+def check_supported(model: LoadedModel, asked: Asked) -> None:
+    """Raise UnsupportedModel if a model can only be continued from exact prefixes, and what is asked needs more."""
     if isinstance(model, Adapter):
         return
-    if not uses_exact_prefixes_alone(options.recipe):
-        fused(model, f"recipe {options.recipe.name}")
-    if options.kv is not None:
+    if not uses_exact_prefixes_alone(asked.recipe):
+        fused(model, f"recipe {asked.recipe.name}")
+    if asked.kv is not None:
         fused(model, "decoding with KV in a file (--kv-budget, --resident-bytes)")
 
 
-class Asked(Protocol):
-    """What is asked: it makes the prompt, and keeps the answer where that is worth it."""
-
-    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
-        """Return the prompt, with room for a reply of `most` tokens; raises PromptTooLong, InvalidRequest, …."""
-        ...
-
-    def keep(self, answer: Answer) -> None:
-        """Keep a finished answer."""
-        ...
-
-
-def answer(
-    context: RequestContext,
-    cached: CachedAnswers,
-    question: str,
-    vector: Callable[[], Vector],
-    options: AskOptions,
-    question_context: QuestionContext = NO_CONTEXT,
-) -> Events:
-    """Answer a question to a knowledge base, `vector` giving its embedding; see `respond`.
-
-    Raises KnowledgeBaseError for a lost index.
-    """
-    asked = KBQuestion(context, cached, question, vector, options, question_context)
-    return respond(context.model, context.store, asked, options)
-
-
-def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOptions) -> Events:
+def respond(model: LoadedModel, store: KVStore, asked: Asked) -> Events:
     """Yield how far the prompt is, the answer's text piece by piece, and at last the whole.
 
     Raises:
@@ -84,32 +50,32 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
         Cancelled: between any two passes.
     """
     began = time.perf_counter()
+    options, recipe = asked.options, asked.recipe
     yield Prefill(0, 0)
     most = options.max_new_tokens(model.geometry.context_tokens)
     with store.lease() as lease:
-        prompt, sources, drafts, retrieve_s, without_vector = asked.assemble(store, lease, most)
+        prompt = asked.assemble(store, lease, most)
         assembled = time.perf_counter()
         yield Prefill(0, prompt.tokens)
         result: PrefillResult | SnapshotResult
         if isinstance(model, SnapshotAdapter):
-            budget = options.recipe.budget(options.ratio, options.coverage)
-            result = run_from_snapshot(options.recipe, model, store, prompt, budget)
+            budget = recipe.budget(None, options.coverage)
+            result = run_from_snapshot(recipe, model, store, prompt, budget)
         else:
             result = run(
-                options.recipe,
+                recipe,
                 model,
                 store,
                 prompt,
-                ratio=options.ratio,
                 coverage=options.coverage,
                 lease=lease,
-                sink=None if options.kv is None else PromptOffloader(model.geometry, options.kv),
+                sink=None if asked.kv is None else PromptOffloader(model.geometry, asked.kv),
             )
     first_logits = time.perf_counter()
     yield Prefill(prompt.tokens, prompt.tokens, result.plan.exact_tokens + result.plan.reused_tokens)
 
     decoded = Decoded()
-    with closing(_generate(result, prompt, options.generation, most, decoded, drafts)) as pieces:
+    with closing(_generate(result, prompt, options.generation, most, decoded, asked.drafts)) as pieces:
         for text in pieces:
             yield Piece(text, decoded.piece_tokens)
     finished = time.perf_counter()
@@ -117,8 +83,8 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
     store_entries(result.new_entries, store, model.fingerprint)
     timing = replace(
         result.timing,
-        retrieve_s=retrieve_s,
-        tokenize_s=assembled - began - retrieve_s,
+        retrieve_s=asked.retrieve_s,
+        tokenize_s=assembled - began - asked.retrieve_s,
         ttft_s=first_logits - began,
         decode_s=decoded.seconds,
         total_s=finished - began,
@@ -127,8 +93,8 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked, options: AskOption
     )
     whole = Answer(
         decoded.text.strip(),
-        sources,
-        replace(result.plan, auto=options.auto, without_vector=without_vector),
+        asked.sources,
+        replace(result.plan, auto=options.auto, without_vector=asked.without_vector),
         timing,
         decoded.decoding,
         decoded.reasoning,

@@ -1,23 +1,17 @@
-"""How one question is answered: the options of the call, completed by the settings.
+"""Completes the options of one question by the settings, and makes the recipe that they name.
 
 Recipes run models; their code is imported when a recipe is made.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from kvweave.answer_cache.records import AnswerSettings
-from kvweave.answering.sampling import Sampling, check_sampling
-from kvweave.config import (
-    DEFAULT_NEW_TOKENS,
-    DEFAULT_THINKING_TOKENS,
-    Config,
-    GenerationConfig,
-)
+from kvweave.config import Config, GenerationConfig
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
-from kvweave.recipes.names import AUTO, OWN_PREPARATIONS, UNCALIBRATED, displayed, full_name, parse
+from kvweave.options import AskOptions, Sampling, check_sampling
+from kvweave.recipes.names import AUTO, UNCALIBRATED, displayed, full_name, own_preparation, parse
 from kvweave.results import AnswerCacheUse
 from kvweave.state.calibration_results import AutoRecipe
 
@@ -25,72 +19,9 @@ if TYPE_CHECKING:
     from kvweave.recipes.recipe import Recipe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallOptions:
-    """The options of one call, as `KnowledgeBase.stream` describes them; None leaves an option to the settings."""
-
-    recipe: str | None = None
-    prepare: str | None = None
-    ratio: float | None = None
-    coverage: float | None = None
-    top_k: int | None = None
-    drop_chunks: bool = False
-    cache: AnswerCacheUse = "use"
-    generation: GenerationConfig | None = None
-
-    @property
-    def own_budget(self) -> bool:
-        """Whether the call names a budget."""
-        return self.ratio is not None or self.coverage is not None
-
-    def keywords(self) -> dict[str, Any]:
-        """Return them as the keywords of `KnowledgeBase.stream`."""
-        return {each.name: getattr(self, each.name) for each in fields(CallOptions)}
-
-
-_NOTHING_GIVEN: Final = CallOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class AskOptions:
-    """All options of one question: `Settings.resolve` completes those of the call. It travels to the pipeline unchanged.
-
-    Attributes:
-        recipe: how stored KV is reused.
-        ratio, coverage: the recomputation budget, one of them or None; both None is the recipe's own.
-        top_k: the number of chunks to retrieve.
-        system: the instruction that the prompt starts with.
-        generation: how the answer is decoded.
-        kv: how KV is offloaded while the answer is decoded; None keeps all of it in memory.
-        drop_chunks: whether the lowest-ranked chunks may be left out when the prompt is too long.
-        cache: what to do with the answer cache.
-        answer_settings: the settings under which the cache keeps the answer; None if it does not.
-        keep_cut: whether the cache also keeps an answer that its greatest length cut.
-        auto: why `auto` stands for the recipe; empty where a recipe was named.
-    """
-
-    recipe: "Recipe"
-    ratio: float | None
-    coverage: float | None
-    top_k: int
-    system: str
-    generation: GenerationConfig
-    kv: OffloadSettings | None
-    drop_chunks: bool
-    cache: AnswerCacheUse
-    answer_settings: AnswerSettings | None
-    keep_cut: bool = True
-    auto: str = ""
-
-    def max_new_tokens(self, context_tokens: int) -> int:
-        """Return the longest answer in tokens by a model with a context of `context_tokens`."""
-        default = DEFAULT_THINKING_TOKENS if self.generation.think else DEFAULT_NEW_TOKENS
-        return within_context(self.generation.max_new_tokens, default, context_tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Completes the options of a call with the settings of the knowledge base in `folder`.
+    """The settings of the knowledge base in `folder`, for questions.
 
     `auto` says what the recipe of that name stands for there; None where nothing is calibrated.
     """
@@ -99,81 +30,53 @@ class Settings:
     folder: Path
     auto: AutoRecipe | None = None
 
-    def resolve(self, system: str, chunks: int, call: CallOptions = _NOTHING_GIVEN) -> AskOptions:
-        """Return the options of one question.
+    def options(
+        self,
+        system: str = "",
+        /,
+        *,
+        recipe: str | None = None,
+        prepare: str | None = None,
+        ratio: float | None = None,
+        coverage: float | None = None,
+        top_k: int | None = None,
+        drop_chunks: bool = False,
+        cache: AnswerCacheUse = "use",
+        generation: GenerationConfig | None = None,
+    ) -> AskOptions:
+        """Return the options of one question after the instruction `system`; None leaves an option to the settings.
 
-        `chunks` is how many chunks the knowledge base holds: `top_k` is not more.
+        Makes no recipe if its name is known without, and does not check the budget: no answer is cached under an impossible one.
 
         Raises:
             UnknownRecipe, InvalidRequest: an option that cannot be honoured.
         """
-        named = self._named(call.recipe, call.prepare, own_budget=call.own_budget)
-        chosen = self._made(named, call.prepare)
-        chosen.budget(call.ratio, call.coverage)  # an impossible budget is refused before a model is loaded
-        if isinstance(call.generation, Sampling):
-            check_sampling(call.generation)
+        named = self._named(recipe, prepare, own_budget=ratio is not None or coverage is not None)
+        if isinstance(generation, Sampling):
+            check_sampling(generation)
         return AskOptions(
-            recipe=chosen,
-            ratio=call.ratio,
-            coverage=call.coverage,
-            top_k=min(self.top_k(call.top_k), chunks),
+            self._recipe_name(named.recipe, prepare),
+            self.top_k(top_k),
+            ratio=named.ratio if ratio is None else ratio,
+            coverage=coverage,
+            drop_chunks=drop_chunks,
+            generation=generation or self.config.generation,
+            auxiliary=self.config.model.auxiliary,
+            kv_budget=self.config.decoding.kv_budget,
+            reranker=self.config.retrieval.reranker,
             system=system,
-            generation=call.generation or self.config.generation,
-            kv=self.offload(self.config.decoding.kv_budget),
-            drop_chunks=call.drop_chunks,
-            cache=call.cache,
-            answer_settings=self.answer_settings(call),
-            keep_cut=call.generation is None,  # a caller that limits one answer must be told that it was cut
+            cache=cache,
+            keep_cut=generation is None,  # a caller that limits one answer must be told that it was cut
             auto=named.told,
         )
 
-    def answer_settings(self, call: CallOptions = _NOTHING_GIVEN) -> AnswerSettings | None:
-        """Return what the answer cache keeps an answer under, None if it does not.
-
-        `top_k` is the number asked for, however few chunks there are: documents that come in leave an answer where it is
-        looked up. Makes no recipe if its name is known without. A budget is not checked: no answer is kept under an impossible one.
-        """
-        generation = call.generation or self.config.generation
-        # A sampled answer is not the answer, and a cached one has no log probabilities.
-        plain = generation.plain if isinstance(generation, Sampling) else generation.temperature == 0
-        if call.cache == "off" or not plain:
-            return None
-        named = self._named(call.recipe, call.prepare, own_budget=call.own_budget)
-        return AnswerSettings(
-            self._recipe_name(named.recipe, call.prepare),
-            named.ratio if call.ratio is None else call.ratio,
-            call.coverage,
-            self.top_k(call.top_k),
-            generation.max_new_tokens,
-            call.drop_chunks,
-            self.config.model.auxiliary,
-            self.config.decoding.kv_budget,
-            generation.think,
-            self.config.retrieval.reranker,
-        )
-
-    def restore(self, answer_settings: AnswerSettings, system: str, chunks: int) -> AskOptions:
-        """Return the options that recorded `answer_settings` stand for, to compute a fresh answer under them.
-
-        `chunks` is how many chunks the knowledge base holds.
-        """
+    def recipe_of(self, options: AskOptions) -> "Recipe":
+        """Return the recipe that options name, with their ratio; raises InvalidRequest for an impossible budget."""
         from kvweave.recipes.methods import recipe_named
 
-        recipe = recipe_named(answer_settings.recipe, None, answer_settings.auxiliary, self._storage)
-        return AskOptions(
-            recipe=recipe,
-            ratio=answer_settings.ratio,
-            coverage=answer_settings.coverage,
-            top_k=min(answer_settings.top_k, chunks),
-            system=system,
-            generation=GenerationConfig(
-                max_new_tokens=answer_settings.max_new_tokens, think=answer_settings.think
-            ),
-            kv=self.offload(answer_settings.kv_budget),
-            drop_chunks=answer_settings.drop_chunks,
-            cache="refresh",
-            answer_settings=answer_settings,
-        )
+        recipe = recipe_named(options.recipe, None, options.auxiliary, self._storage)
+        recipe.budget(options.ratio, options.coverage)
+        return recipe if options.ratio is None else replace(recipe, ratio=options.ratio)
 
     def recipe(self, named: str | None = None, prepare: str | None = None) -> "Recipe":
         """Return the recipe of this name, or the settings'; `prepare` replaces its preparation.
@@ -186,7 +89,7 @@ class Settings:
         return self._made(self._named(named, prepare), prepare)
 
     def _named(self, recipe: str | None, prepare: str | None, *, own_budget: bool = False) -> "_Named":
-        """Return what a call or the settings name, with the verdict's choice in place of AUTO.
+        """Return what a call or the settings name, with the choice of calibration in place of AUTO.
 
         A call's own budget goes to that choice, or to UNCALIBRATED if the choice spends none; its own preparation always goes
         to UNCALIBRATED: no verdict is about it.
@@ -240,7 +143,7 @@ class Settings:
         if named is None:
             known = full_name(self.config.recipe, prepare or self.config.prepare, self._storage)
         else:
-            complete = prepare is not None or "+" in named or OWN_PREPARATIONS.get(named) is None
+            complete = prepare is not None or "+" in named or own_preparation(named) is None
             known = full_name(named, prepare if complete else self.config.prepare, self._storage)
         return known or self.recipe(named, prepare).name
 
@@ -257,8 +160,3 @@ class _Named:
     recipe: str | None
     ratio: float | None = None
     told: str = ""
-
-
-def within_context(given: int | None, default: int, context_tokens: int) -> int:
-    """Return the length in tokens that is given, else the default, or an eighth of the model's context if that is less."""
-    return given if given is not None else min(default, max(8, context_tokens // 8))

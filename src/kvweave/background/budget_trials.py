@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from kvweave.answering.generation import Decoded, generate
-from kvweave.answering.settings import AskOptions
 from kvweave.config import Config
 from kvweave.errors import StoreFull
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import attention_modules
+from kvweave.options import AskOptions
 from kvweave.recipes.candidates import Candidate, candidates
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import prepare_chunks

@@ -1,9 +1,8 @@
 """Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
 
-It runs in steps; background work does one at a time. Where fewer bits per weight are tried, each question under each of them. Then
-each question under every remaining budget, then the KV that the chosen budget needs, in batches of chunks, then the verdict. What a
-step with the knowledge base's own weights has found is stored, so an interrupted calibration continues. A change of the documents
-makes it start over.
+It runs in steps; background work does one at a time: each question under every remaining budget, then the KV that the chosen budget
+needs, in batches of chunks, then the verdict. What a step has found is stored, so an interrupted calibration continues. A change of
+the documents makes it start over.
 """
 
 import time
@@ -13,18 +12,16 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.predictions import HISTORY_LIMIT
-from kvweave.answer_cache.records import AnswerSettings
 from kvweave.answering.kb_question import tokenized_prompt_for
-from kvweave.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.answering.settings import Settings
 from kvweave.background.budget_trials import BudgetTrials, Reply, counted_rows
 from kvweave.background.precompute import prepare_context
 from kvweave.background.step import Step
-from kvweave.background.weights_trial import WeightsTrials
 from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
-from kvweave.models.precision import WeightBits
+from kvweave.options import AskOptions
 from kvweave.recipes.candidates import Candidate
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
@@ -60,7 +57,6 @@ class Calibrator:
         components: loads the model when a step first needs it.
         settings: those that the verdict is for; they know the verdicts.
         given: questions to take in place of those asked and predicted.
-        bits: fewer bits per weight than the model's, which are tried too; each loads the model once more.
     """
 
     def __init__(
@@ -69,7 +65,6 @@ class Calibrator:
         components: Components,
         settings: Settings,
         given: Sequence[str] | None = None,
-        bits: Sequence[WeightBits] = (),
     ) -> None:
         assert settings.auto is not None
         self._state, self._components, self._settings = state, components, settings
@@ -80,7 +75,6 @@ class Calibrator:
         self._prepared = 0
         self._epoch = state.answers.epoch
         self._budgets = BudgetTrials(state, settings.config)
-        self._weights = WeightsTrials(components, bits, self._budgets, self._prompt) if bits else None
 
     def questions(self) -> dict[str, Origin]:
         """Return the questions that a verdict would be made from: asked ones first, then predicted ones."""
@@ -107,8 +101,6 @@ class Calibrator:
         questions = self.questions()
         if len(questions) < MIN_QUESTIONS:
             return None
-        if self._weights is not None and (step := self._weights.next(questions)) is not None:
-            return step  # first, since a model that cannot be loaded is then known before the budgets are measured
         conditions, total = self._auto.conditions(), len(questions)
         measured = self._auto.table.measured(conditions)
         known = [measured[question] for question in questions if question in measured]
@@ -141,9 +133,7 @@ class Calibrator:
         )
 
     def close(self) -> None:
-        """Delete the KV of trials, and forget what was found about weights; closing twice is fine."""
-        if self._weights is not None:
-            self._weights.close()
+        """Delete the KV of trials; closing twice is fine."""
         self._budgets.close()
 
     # Steps
@@ -194,27 +184,26 @@ class Calibrator:
             sum(each.seconds for each in measured),
             sum(each.passes for each in measured) / max(1, len(measured)),
             tuple(trials),
-            None if self._weights is None else self._weights.found(),
         )
         return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
 
     def _decide(self, verdict: Verdict, epoch: int) -> None:
         """Store the verdict, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
-        before = self._settings.answer_settings()
+        before = self._settings.options()
         with self._state.database.transaction():
             if self._state.answers.epoch != epoch:
                 return
             self._auto.table.put(self._auto.conditions(), verdict)
-        after = self._settings.answer_settings()
-        if before is not None and after is not None and before != after:
+        after = self._settings.options()
+        if before.cacheable and before.cache_key() != after.cache_key():
             self._queue(before, after)
 
-    def _queue(self, before: AnswerSettings, after: AnswerSettings) -> None:
-        """Queue predicted questions, and the most used of those that have an answer, for one under other settings."""
-        answers = self._state.answers
+    def _queue(self, before: AskOptions, after: AskOptions) -> None:
+        """Queue predicted questions, and the most used of those that have an answer, for one under other options."""
+        answers, key = self._state.answers, before.cache_key()
         waiting = answers.pending(most=10_000, reasons=("predicted", "prefilled"))
-        predicted = [each.question for each in waiting if each.settings == before]
-        asked = [question for question, settings in answers.most_used() if settings == before]
+        predicted = [each.question for each in waiting if each.options.cache_key() == key]
+        asked = [question for question, options in answers.most_used() if options.cache_key() == key]
         asked = asked[:MOST_QUESTIONS]
         if not predicted and not asked:
             return
@@ -240,15 +229,12 @@ class Calibrator:
         """Return the options of a plain question under the settings; its answer is greedy, and cut."""
         own = self._settings.config.generation
         most = min(own.max_new_tokens or ANSWER_TOKENS, ANSWER_TOKENS)
-        return self._settings.resolve(
+        return self._settings.options(
             self._system,
-            self._state.documents.chunk_count(),
-            CallOptions(
-                recipe=_FULL,
-                drop_chunks=True,
-                cache="off",
-                generation=GenerationConfig(max_new_tokens=most, think=own.think),
-            ),
+            recipe=_FULL,
+            drop_chunks=True,
+            cache="off",
+            generation=GenerationConfig(max_new_tokens=most, think=own.think),
         )
 
     @property
@@ -288,7 +274,6 @@ def calibrate(
     settings: Settings,
     questions: Sequence[str] | None,
     progress: Progress,
-    bits: Sequence[WeightBits] = (),
 ) -> Verdict:
     """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
     state.database.check_writable()
@@ -297,5 +282,5 @@ def calibrate(
             raise InvalidRequest(
                 "another process calibrates this knowledge base or does its background work; try again when it has ended"
             )
-        with closing(Calibrator(state, components, settings, questions, bits)) as calibrator:
+        with closing(Calibrator(state, components, settings, questions)) as calibrator:
             return calibrator.run(progress)

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.evidence import is_non_answer, is_supported, repeats
 from kvweave.answer_cache.predictions import DropReason, PredictionStore
-from kvweave.answer_cache.records import AnswerSettings, PendingQuestion, PendingReason
+from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
@@ -23,7 +23,9 @@ from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import can_paraphrase
 from kvweave.background.step import Step
+from kvweave.database import FactTable
 from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.options import AskOptions
 from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
 from kvweave.state.background_budget import BackgroundBudget, Worth
@@ -75,7 +77,8 @@ class JobSource:
             know how.
         predictions: what was predicted so far.
         store: the chunk KV.
-        budget: records the store's limit.
+        budget: records what was made.
+        facts: records the store's limit.
         extent: how much of a predicted question is computed.
         yield_to_requests: called between parts of a job that run no model.
         calibrator: makes the verdict; None where it is not asked for.
@@ -89,6 +92,7 @@ class JobSource:
         predictions: PredictionStore,
         store: ChunkStore,
         budget: BackgroundBudget,
+        facts: FactTable,
         extent: PrecomputeExtent,
         yield_to_requests: Callable[[], None],
         calibrator: Calibrator | None = None,
@@ -101,11 +105,11 @@ class JobSource:
         self._calibrator = calibrator
         self._predictions = predictions
         self._store = store
-        self._budget = budget
+        self._budget, self._facts = budget, facts
         self._extent = extent
         self._yield_to_requests = yield_to_requests
         self._tried: set[Hashable] = set()
-        self._to_restore: list[tuple[str, AnswerSettings]] | None = None
+        self._to_restore: list[tuple[str, AskOptions]] | None = None
 
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
@@ -192,22 +196,22 @@ class JobSource:
         left = [
             one
             for one in found
-            if one.settings.reranker == self._cached.reranker  # answers under another one wait for it
-            and (kind, one.question, one.settings) not in self._tried
+            if one.options.reranker == self._cached.reranker  # answers under another one wait for it
+            and (kind, one.question, one.options) not in self._tried
         ]
         if not left:
             return None
         first = left[0]
         origin = self._predictions.predicted.origin_of(first.question) if predicted else None
-        key = (kind, first.question, first.settings)
+        key = (kind, first.question, first.options)
         return Job(kind, first.question, key, len(left), partial(do, first), origin)
 
     def _populate(self, pending: PendingQuestion) -> None:
         if self._extent == "answer":
             self._answer(pending)
             return
-        self._precomputer.prefill(pending.question, pending.settings)
-        self._cached.answers.mark_prefilled(pending.question, pending.settings)
+        self._precomputer.prefill(pending.question, pending.options)
+        self._cached.answers.mark_prefilled(pending.question, pending.options)
 
     def _answer(self, pending: PendingQuestion) -> None:
         if pending.reason in ("predicted", "prefilled"):
@@ -215,16 +219,16 @@ class JobSource:
             return
         # A question that was given another one's answer goes on getting it rather than an answer that goes round in circles.
         accepts = _not_repeating if pending.reason == "matched" else None
-        answer = self._precomputer.answer(pending.question, pending.settings, accepts)
+        answer = self._precomputer.answer(pending.question, pending.options, accepts)
         if not answer.text or (accepts is not None and not accepts(answer)):
-            self._cached.answers.delete([pending.question], pending.settings)  # nothing was stored for it
+            self._cached.answers.delete([pending.question], pending.options)  # nothing was stored for it
 
     def _answer_predicted(self, pending: PendingQuestion) -> None:
         """Store the answer if the passages hold it, else drop the question."""
         predicted, question = self._predictions.predicted, pending.question
         wanted = predicted.wanted_answer(question)
         answer = self._precomputer.answer(
-            question, pending.settings, lambda answer: _fault(question, answer, wanted) is None
+            question, pending.options, lambda answer: _fault(question, answer, wanted) is None
         )
         dropped = _fault(question, answer, wanted)
         if dropped is not None:
@@ -264,12 +268,12 @@ class JobSource:
                 self._predictions.worth.add_ready("paraphrase")
 
     def _restoration(self) -> Job | None:
-        limit, seen = self._store.limit_bytes, self._budget.fact(_LIMIT)
+        limit, seen = self._store.limit_bytes, self._facts.get(_LIMIT)
         if self._to_restore is None and seen is not None and limit > seen:
             self._to_restore = self._cached.answers.most_used()
         if not self._to_restore:
             if limit != seen:
-                self._budget.record_fact(_LIMIT, limit)
+                self._facts.record(_LIMIT, limit)
             return None
         left = len(self._to_restore)
         question, settings = self._to_restore.pop(0)
@@ -323,6 +327,7 @@ def job_source(
         state.predictions,
         state.store,
         budget,
+        state.facts,
         precompute_extent(cached.threshold, prediction.decode_cutoff),
         yield_to_requests,
         Calibrator(state, components, settings) if settings.config.recipe == AUTO else None,
@@ -338,16 +343,16 @@ def _predictor(
     budget: BackgroundBudget,
 ) -> QuestionPredictor | None:
     """Return what predicts questions as users will ask them by the settings; None if no answer is cached."""
-    options = settings.resolve(metadata.system, state.documents.chunk_count())
-    if options.answer_settings is None or not state.answers.limit_bytes:
+    options = settings.options(metadata.system)
+    if not (options.cacheable and state.answers.limit_bytes):
         return None
     return QuestionPredictor(
         context,
         state.documents,
         state.answers,
         state.predictions,
-        options.recipe,
-        options.answer_settings,
+        settings.recipe_of(options),
+        options,
         metadata.system,
         cached.threshold,
         settings.config.prediction.prediction_stride,
@@ -365,10 +370,7 @@ def _paraphraser(
     predictor: QuestionPredictor | None,
 ) -> Paraphraser | None:
     """Return what puts questions in other words; None where none are predicted, and for the reference model."""
-    options = settings.resolve(metadata.system, state.documents.chunk_count())
-    if predictor is None or options.answer_settings is None:
-        return None
-    if not can_paraphrase(metadata.get("model_name")):
+    if predictor is None or not can_paraphrase(metadata.get("model_name")):
         return None
     return Paraphraser(
         predictor,
@@ -376,7 +378,7 @@ def _paraphraser(
         state.documents,
         state.answers,
         state.predictions,
-        options.answer_settings,
+        settings.options(),
         cached.threshold,
         budget.answer_seconds,
     )

@@ -13,11 +13,12 @@ from kvweave.answer_cache.evidence import is_supported, keeps_decisive_words, pa
 from kvweave.answer_cache.guard import changes_meaning
 from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason, PredictionStore
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings, CachedAnswer, Vector
+from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.answering.cached_answers import provenance
 from kvweave.answering.kb_question import retrieve
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.index.documents import DocumentTable
+from kvweave.options import AskOptions
 from kvweave.state.components import RequestContext
 from kvweave.text import clean_text
 
@@ -35,7 +36,7 @@ class _Wording:
 
 @dataclass(frozen=True, slots=True)
 class Paraphraser:
-    """Writes and stores other wordings of questions that have an answer under `answer_settings`.
+    """Writes and stores other wordings of questions that have an answer under `options`.
 
     `threshold` is τ; `answer_s` returns the mean seconds of answering a question ahead.
     """
@@ -45,7 +46,7 @@ class Paraphraser:
     documents: DocumentTable
     answers: AnswerCache
     predictions: PredictionStore
-    answer_settings: AnswerSettings
+    options: AskOptions
     threshold: float
     answer_s: Callable[[], float | None]
 
@@ -75,7 +76,7 @@ class Paraphraser:
 
     def _answer_to(self, question: str) -> CachedAnswer | None:
         """Return the answer stored for these very words and valid in this epoch, or None."""
-        found = self.answers.stored(question, self.answer_settings)
+        found = self.answers.stored(question, self.options)
         return found if found is not None and found.epoch == self.answers.epoch else None
 
     def _is_current(self, found: CachedAnswer) -> bool:
@@ -87,14 +88,14 @@ class Paraphraser:
         predicted, matcher = self.predictions.predicted, self.answers.matcher
         if text == found.question or predicted.contains(text) or matcher.is_time_sensitive(text):
             return None
-        if self.answers.stored(text, self.answer_settings) is not None:
+        if self.answers.stored(text, self.options) is not None:
             return None
         vector = self.context().encoder.encode([text])[0]
         cosine = similarity(vector, found.vector)
         if matcher.same(text, found.question, cosine, self.threshold):
             return None
         epoch = self.answers.epoch
-        chunks = retrieve(self.context(), text, vector, self.answer_settings.top_k)
+        chunks = retrieve(self.context(), text, vector, self.options.top_k)
         texts = [chunk.text for chunk in chunks]
         fault = self.predictor.fault(text, vector, texts)
         differs = not keeps_decisive_words(found.question, text) or changes_meaning(found.question, text)
@@ -108,15 +109,15 @@ class Paraphraser:
         """Store a wording, in the caller's transaction; return whether it got the answer."""
         if not wording.origin.versions <= self.documents.visible_versions():
             return False
-        if self.answers.stored(wording.text, self.answer_settings) is not None:
+        if self.answers.stored(wording.text, self.options) is not None:
             return False  # it was asked meanwhile and has an answer of its own
         versions = wording.origin.versions
         self.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
         if wording.dropped is not None:
             return False
         if not wording.same_evidence:
-            self.answers.add_predicted(wording.text, wording.vector, self.answer_settings)
+            self.answers.add_predicted(wording.text, wording.vector, self.options)
             return False
         ahead_s = self.answers.ahead_s(found) or self.answer_s() or 0.0
-        what = (wording.text, wording.vector, self.answer_settings, found.text, found.sources, wording.origin)
+        what = (wording.text, wording.vector, self.options, found.text, found.sources, wording.origin)
         return self.answers.put(*what, asked=False, ahead_s=ahead_s)

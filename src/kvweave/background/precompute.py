@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answer_cache.records import Vector
 from kvweave.answering.answer_stream import Answered
 from kvweave.answering.cached_answers import CachedAnswers
-from kvweave.answering.kb_question import tokenized_prompt_for
-from kvweave.answering.pipeline import answer
-from kvweave.answering.settings import AskOptions, Settings
+from kvweave.answering.kb_question import KBQuestion, tokenized_prompt_for
+from kvweave.answering.pipeline import respond
+from kvweave.answering.settings import Settings
 from kvweave.kvstore.keys import digest_tokens
+from kvweave.options import AskOptions
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.match import missing_chunks
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
@@ -23,7 +24,7 @@ from kvweave.types import TokenizedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Precomputer:
-    """Computes answers and KV for questions, under the settings that they have in the answer cache.
+    """Computes answers and KV for questions, under the options that they have in the answer cache.
 
     `context` loads the parts of a request when first called. `cached` records no questions, since no user asks.
     `waited_s` gives the seconds that this run has yielded to requests so far.
@@ -36,7 +37,7 @@ class Precomputer:
     waited_s: Callable[[], float] = lambda: 0.0
 
     def answer(
-        self, question: str, settings: AnswerSettings, accepts: Callable[[Answer], bool] | None = None
+        self, question: str, options: AskOptions, accepts: Callable[[Answer], bool] | None = None
     ) -> Answer:
         """Compute a question's answer again; store it and its KV as a request's would be.
 
@@ -44,36 +45,36 @@ class Precomputer:
         """
         before_s = self.waited_s()
         cached = replace(self.cached, waited_s=lambda: self.waited_s() - before_s, accepts=accepts)
-        *_, whole = answer(self.context(), cached, question, self._vector(question), self._options(settings))
+        context, options = self.context(), replace(options, system=self.system, cache="refresh")
+        recipe, kv = self.settings.recipe_of(options), self.settings.offload(options.kv_budget)
+        asked = KBQuestion(options, recipe, kv, context, cached, question, self._vector(question))
+        *_, whole = respond(context.model, context.store, asked)
         assert isinstance(whole, Answered)  # the last event
         return whole.answer
 
-    def prefill(self, question: str, settings: AnswerSettings) -> None:
+    def prefill(self, question: str, options: AskOptions) -> None:
         """Store the KV that a question would be answered from and the store lacks."""
-        recipe, prompt, missing = self._missing(question, settings)
+        recipe, prompt, missing = self._missing(question, options)
         if missing:
             self._store_kv(recipe, prompt, missing)
 
-    def restore(self, question: str, settings: AnswerSettings) -> bool:
+    def restore(self, question: str, options: AskOptions) -> bool:
         """Do the same if it fits without evicting anything; return whether it did (PerCache §4.3.3)."""
-        recipe, prompt, missing = self._missing(question, settings)
+        recipe, prompt, missing = self._missing(question, options)
         store = self.context().store
         if not missing or self._bytes(recipe, missing) > store.limit_bytes - store.used_bytes:
             return False
         self._store_kv(recipe, prompt, missing)
         return True
 
-    def _options(self, settings: AnswerSettings) -> AskOptions:
-        return self.settings.restore(settings, self.system, self.cached.documents.chunk_count())
-
     def _vector(self, question: str) -> Callable[[], Vector]:
         return cache(lambda: self.context().encoder.encode([question])[0])
 
-    def _missing(self, question: str, settings: AnswerSettings) -> tuple[Recipe, TokenizedPrompt, list[Ids]]:
+    def _missing(self, question: str, options: AskOptions) -> tuple[Recipe, TokenizedPrompt, list[Ids]]:
         """Return a question's recipe, its prompt, and the chunks in it that no stored KV fits."""
-        context, options = self.context(), self._options(settings)
+        context, options = self.context(), replace(options, system=self.system)
         prompt = tokenized_prompt_for(context, question, self._vector(question)(), options)
-        recipe = options.recipe
+        recipe = self.settings.recipe_of(options)
         request = PrefillRequest(context.adapter, context.store, prompt, recipe.budget(None, None))
         return (
             recipe,

@@ -24,11 +24,10 @@ from kvweave.answer_cache.evidence import (
 )
 from kvweave.answer_cache.guard import base
 from kvweave.answer_cache.predictions import DropReason, PredictionStore
-from kvweave.answer_cache.records import AnswerSettings, Vector
+from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.generation import Decoded, generate
-from kvweave.answering.settings import within_context
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
 from kvweave.background.source_passages import Asked, answers_in, nearest_first, shared_words
@@ -36,6 +35,7 @@ from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig
 from kvweave.index.documents import DocumentTable, version_of
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.prompt import PromptTemplate
+from kvweave.options import AskOptions, within_context
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.recipe import Recipe, remember, run
@@ -97,7 +97,7 @@ class _Reply(NamedTuple):
 
 
 class QuestionPredictor:
-    """Predicts questions as they would be asked under `answer_settings`.
+    """Predicts questions as they would be asked under `options`.
 
     Args:
         context: loads the parts of a request when first called.
@@ -105,7 +105,7 @@ class QuestionPredictor:
         answers: the answer cache.
         predictions: where predictions are made from and stored.
         recipe: how stored chunk KV is reused when the model reads chunks, as for requests.
-        answer_settings: the settings under which users are expected to ask.
+        options: those under which users are expected to ask.
         system: the instruction that prompts start with.
         threshold: τ.
         stride: how many questions are predicted at a time (PerCache §4.1.2).
@@ -119,7 +119,7 @@ class QuestionPredictor:
         answers: AnswerCache,
         predictions: PredictionStore,
         recipe: Recipe,
-        answer_settings: AnswerSettings,
+        options: AskOptions,
         system: str,
         threshold: float,
         stride: int,
@@ -130,7 +130,7 @@ class QuestionPredictor:
         self._answers = answers
         self._predictions = predictions
         self._recipe = recipe
-        self._answer_settings = answer_settings
+        self._options = options
         self._system = system
         self._threshold = threshold
         self._stride = stride
@@ -325,7 +325,7 @@ class QuestionPredictor:
                     self._predictions.predicted.add(each.question, origin, versions, each.dropped)
             for each in [each for each in new if each.dropped is None][: self._stride]:
                 self._predictions.predicted.add(each.question, origin, versions, answer=each.answer)
-                self._answers.add_predicted(each.question, each.vector, self._answer_settings)
+                self._answers.add_predicted(each.question, each.vector, self._options)
 
     def _candidate(self, question: str, others: Sequence[Candidate]) -> Candidate | None:
         """Return a predicted question unless it is known, nearly known, or depends on the date."""
@@ -335,14 +335,12 @@ class QuestionPredictor:
             return None
         context = self._context()
         vector = context.encoder.encode([question])[0]
-        near = self._answers.similar(
-            vector, self._answer_settings, min(self._threshold, NEAR_DUPLICATE_COSINE)
-        )
+        near = self._answers.similar(vector, self._options, min(self._threshold, NEAR_DUPLICATE_COSINE))
         near += [(other.question, float(vector @ other.vector)) for other in others]
         if any(self._is_same(question, other, cosine) for other, cosine in near):
             return None
         found = context.index.search(
-            question, vector, self._answer_settings.top_k, self._documents.visible_versions()
+            question, vector, self._options.top_k, self._documents.visible_versions()
         )
         return Candidate(question, vector, self.fault(question, vector, [chunk.text for chunk in found]))
 

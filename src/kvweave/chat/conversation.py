@@ -15,7 +15,6 @@ from typing import Self
 
 from torch import Tensor
 
-from kvweave.answer_cache.records import AnswerSettings
 from kvweave.answering.generation import Decoded, generate_in_conversation
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader, TurnAppender, prefill_offloaded
@@ -26,6 +25,7 @@ from kvweave.errors import InvalidRequest, StoreError
 from kvweave.files import try_lock
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
+from kvweave.options import AskOptions
 from kvweave.recipes.request import PrefillResult
 from kvweave.state.conversation_log import (
     LOCK,
@@ -44,14 +44,14 @@ _TAKEN = "another process has the conversation in {} open; name another one"
 class ConversationSettings:
     """The instruction that every prompt starts with, how answers are decoded, and how KV is stored in files.
 
-    `answer_settings` are those that the answer cache keeps answers under; None if it keeps none.
+    `options` are those that the answer cache keeps answers under; None if it keeps none.
     """
 
     system: str
     generation: GenerationConfig
     max_new_tokens: int
     kv: OffloadSettings
-    answer_settings: AnswerSettings | None = None
+    options: AskOptions | None = None
 
 
 def start_over(folder: Path) -> None:

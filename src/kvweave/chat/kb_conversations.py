@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
+from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.answering.ask import Asker
 from kvweave.answering.cached_answers import KeptAnswer, provenance
 from kvweave.answering.generation import Decoded
@@ -16,6 +16,7 @@ from kvweave.answering.pipeline import prefill_turn
 from kvweave.chat.conversation import Conversation, ConversationSettings, start_over
 from kvweave.decode.settings import OffloadSettings
 from kvweave.index.documents import version_of
+from kvweave.options import AskOptions
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, checked_name
 
 
@@ -32,31 +33,31 @@ class Conversations:
         adapter = asker.components.adapter
         if new:
             start_over(folder)
-        options = asker.settings.resolve(asker.metadata.system, chunks=1)
+        options = asker.settings.options(asker.metadata.system)
         settings = ConversationSettings(
             options.system,
             options.generation,
             options.max_new_tokens(adapter.geometry.context_tokens),
-            options.kv or OffloadSettings(1.0),
-            options.answer_settings,
+            asker.settings.offload(options.kv_budget) or OffloadSettings(1.0),
+            options if options.cacheable else None,
         )
-        prefill = partial(prefill_turn, adapter, self.state.store, options.recipe)
+        prefill = partial(prefill_turn, adapter, self.state.store, asker.settings.recipe_of(options))
         return Conversation(adapter, folder, settings, prefill, self.state.documents.visible_versions)
 
     def send(self, conversation: Conversation, question: str, top_k: int | None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn; raises as `KnowledgeBase.send`."""
-        question = self.asker.checked(question)[0]
+        question = self.asker.checked(question)
         encoder = self.asker.components.encoder
         vector = cache(lambda: encoder.encode([question])[0])
         # Those that `KnowledgeBase.ask` looked a question up under when the conversation was opened: its recipe stays.
-        settings = conversation.settings.answer_settings if conversation.is_empty else None
-        if settings is not None:
-            settings = replace(settings, top_k=self.asker.settings.top_k(top_k))
-        found = None if settings is None else self.asker.cached.find(question, vector, settings)
+        options = conversation.settings.options if conversation.is_empty else None
+        if options is not None:
+            options = replace(options, top_k=self.asker.settings.top_k(top_k))
+        found = None if options is None else self.asker.cached.find(question, vector, options)
         if found is not None:
             yield from self._known(conversation, question, vector, found)
         else:
-            yield from self._computed(conversation, question, vector, top_k, settings)
+            yield from self._computed(conversation, question, vector, top_k, options)
 
     def _known(
         self, conversation: Conversation, question: str, vector: Callable[[], Vector], found: CachedAnswer
@@ -71,7 +72,7 @@ class Conversations:
         question: str,
         vector: Callable[[], Vector],
         top_k: int | None,
-        settings: AnswerSettings | None,
+        options: AskOptions | None,
     ) -> Iterator[str]:
         cached = self.asker.cached
         epoch = cached.answers.epoch  # before the search: a document that comes in later makes the answer old
@@ -79,7 +80,7 @@ class Conversations:
         found, decoded = reading_order(ranked), Decoded()
         versions = {chunk.version for chunk in found}
         yield from conversation.send(question, [chunk.text for chunk in found], decoded, versions)
-        if settings is None or decoded.missing_answer:
+        if options is None or decoded.missing_answer:
             return
         kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
-        cached.keep(question, vector(), settings, kept, provenance(ranked, epoch))
+        cached.keep(question, vector(), options, kept, provenance(ranked, epoch))

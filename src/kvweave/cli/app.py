@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kvweave.cli.interrupted import interrupt_behind, message
 from kvweave.errors import InvalidRequest, KvweaveError
-from kvweave.plugins import LAB, lab_missing, plugins
+from kvweave.plugins import more_in_lab, plugins
 from kvweave.version import __version__
 
 GROUP = "kvweave.commands"
@@ -38,7 +38,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class LazyGroup(TyperGroup):
-    """A command group that imports a command when it is used. `--help` needs none of kvweave's own."""
+    """A command group that imports a command when it is used. `--help` imports those of plugins alone."""
 
     _listing = False
 
@@ -47,32 +47,29 @@ class LazyGroup(TyperGroup):
         return [*OWN, *sorted(name for name in plugins(GROUP) if name not in OWN)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name, or None. Raises MissingExtra for a command of the lab that is not installed."""
-        summary = self._summary(cmd_name)
-        if self._listing and summary:
-            return TyperCommand(cmd_name, help=summary)
+        """The command of this name, or None."""
         if cmd_name in OWN:
+            if self._listing:
+                return TyperCommand(cmd_name, help=OWN[cmd_name][1])
             module, _, attribute = OWN[cmd_name][0].partition(":")
             return _command(cmd_name, getattr(import_module(f"kvweave.cli.{module}"), attribute))
         plugin = plugins(GROUP).get(cmd_name)
-        if plugin is not None:
-            return _command(cmd_name, plugin.load())
-        if cmd_name in LAB[GROUP]:
-            raise lab_missing(f"`kvweave {cmd_name}`")
-        return None
+        return None if plugin is None else _command(cmd_name, plugin.load())
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As the base class; the error about an unknown command says how to get those of kvweave-lab."""
+        known = ctx.resilient_parsing or args[0].startswith("-") or args[0] in self.list_commands(ctx)
+        if not known:
+            ctx.fail(f"No such command {args[0]!r}{more_in_lab(GROUP)}.")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help; commands whose summary is known are not imported for it."""
+        """Print the help; own commands are not imported for it."""
         self._listing = True
         try:
             super().format_help(ctx, formatter)
         finally:
             self._listing = False
-
-    def _summary(self, name: str) -> str:
-        if name in OWN:
-            return OWN[name][1]
-        return LAB[GROUP].get(name, "") if name in plugins(GROUP) else ""
 
 
 def _command(name: str, target: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
+    from kvweave.options import AskKeywords
     from kvweave.results import Answer, ExplainedToken
     from kvweave.server.client.choice import ServerChoice
 
@@ -57,7 +58,14 @@ def ask(
     from kvweave.server.client.choice import IN_REQUEST, choose_server
 
     ratio, coverage = options.budget(context)
-    asked = Asked(question, ratio, coverage, options.top_k, drop_chunks, fresh, explain, quiet=json)
+    given: AskKeywords = {
+        "ratio": ratio,
+        "coverage": coverage,
+        "top_k": options.top_k,
+        "drop_chunks": drop_chunks,
+        "cache": "refresh" if fresh else "use",
+    }
+    asked = Asked(question, given, explain, quiet=json)
     server = choose_server(options.config(), IN_REQUEST)
     answered = _ask_server(server, options.kb, asked) or _ask_here(options, asked)
     _print_answer(*answered, server, explain=explain, json=json)
@@ -68,30 +76,16 @@ class Asked:
     """A question with its options; `quiet` prints no pieces."""
 
     question: str
-    ratio: float | None
-    coverage: float | None
-    top_k: int | None
-    drop_chunks: bool
-    fresh: bool
+    options: "AskKeywords"
     explain: bool
     quiet: bool
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of `KnowledgeBase.stream`."""
-        return {
-            "ratio": self.ratio,
-            "coverage": self.coverage,
-            "top_k": self.top_k,
-            "drop_chunks": self.drop_chunks,
-            "cache": "refresh" if self.fresh else "use",
-        }
 
 
 def _ask_here(options: opt.SharedOptions, asked: Asked) -> "Answered":
     """Answer in this process, and print the pieces."""
     opt.quiet_libraries()
     with options.open_kb() as base:
-        stream = base.stream(asked.question, **asked.options())
+        stream = base.stream(asked.question, **asked.options)
         _print_pieces(stream, asked)
         return stream.answer, stream.explain() if asked.explain else ()
 
@@ -103,7 +97,7 @@ def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | No
     from kvweave.errors import ServerRefused, ServerUnavailable
 
     wanted = {
-        name: value for name, value in asked.options().items() if value is not None and value is not False
+        name: value for name, value in asked.options.items() if value is not None and value is not False
     }
     explaining = {"explain": True} if asked.explain else {}
     stream = server.client.ask(kb, asked.question, {**server.options, **wanted, **explaining})

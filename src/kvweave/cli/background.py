@@ -1,9 +1,6 @@
-"""idle: do background work now, or whenever no request is running; show what it did; let the system start it."""
+"""idle: do background work now, or whenever no request is running; show what it did."""
 
-import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +9,6 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.background.runner import BackgroundReport
-    from kvweave.background.service import IdleService
     from kvweave.background.status import IdleStatus
 
 TITLES = {
@@ -52,16 +48,9 @@ def idle(
         bool,
         typer.Option("--status", help="Show what was done, what it was worth, and whether it may run now."),
     ] = False,
-    install: Annotated[
-        bool, typer.Option("--install", help="Let the system start it: write a service of this user.")
-    ] = False,
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Take that service away.")] = False,
     chunks_only: Annotated[
         bool,
         typer.Option("--chunks-only", help="Only prepare the chunks that an add left to the background."),
-    ] = False,
-    print_only: Annotated[
-        bool, typer.Option("--print", help="With --install: show what would be written, and write nothing.")
     ] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -70,17 +59,11 @@ def idle(
     actions = {
         "--watch": watch,
         "--status": status,
-        "--install": install,
-        "--uninstall": uninstall,
         "--chunks-only": chunks_only,
     }
-    _check([flag for flag, given in actions.items() if given], print_only)
+    _check([flag for flag, given in actions.items() if given])
     if status:
         _show_status(options, json)
-    elif uninstall:
-        _uninstall(options)
-    elif install:
-        _install(options, print_only)
     elif chunks_only:
         from kvweave.cli.preparation import prepare
 
@@ -89,13 +72,11 @@ def idle(
         _work(options, watch, low_load, json, quiet)
 
 
-def _check(actions: list[str], print_only: bool) -> None:
+def _check(actions: list[str]) -> None:
     from kvweave.errors import InvalidRequest
 
     if len(actions) > 1:
         raise InvalidRequest(f"{' and '.join(actions)} do not go together; give one of them")
-    if print_only and actions != ["--install"]:
-        raise InvalidRequest("--print shows what --install would write; give it with --install")
 
 
 def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, quiet: bool) -> None:
@@ -128,14 +109,11 @@ def _show_status(options: opt.SharedOptions, json: bool) -> None:
 
     with options.open_kb() as base:
         status = base.idle_status()
-    service = _service_of(options)
-    paths = [str(path) for path in service.files] if service is not None and service.installed else []
     if json:
-        print_json({**facts(status), "reasons": list(status.reasons), "service": paths})
+        print_json({**facts(status), "reasons": list(status.reasons)})
         return
     for line in _status_lines(status):
         STDOUT.print(line, soft_wrap=True)
-    STDOUT.print(f"service: {', '.join(paths) or 'not installed; kvweave idle --install'}", soft_wrap=True)
 
 
 def _status_lines(status: "IdleStatus") -> list[str]:
@@ -178,78 +156,3 @@ def _predictions(status: "IdleStatus") -> list[str]:
             counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
             lines.append(f"dropped {what}: {counted}")
     return lines
-
-
-def _service_of(options: opt.SharedOptions, names: Sequence[str] = ()) -> "IdleService | None":
-    """Return the service of this system for a command with the options `names`.
-
-    None if it has no names and no service is known for the system; with names that raises InvalidRequest.
-    """
-    from kvweave.background.service import idle_service
-    from kvweave.errors import InvalidRequest
-
-    config = options.config()
-    command = [sys.executable, "-m", "kvweave", "idle", "--low-load", "--quiet"]
-    command += ["--home", str(config.home), "--kb", options.kb]
-    command += opt.arguments_of(options, [name for name in names if name not in opt.KB])
-    on_battery = config.idle.idle_power == "any"
-    try:
-        return idle_service(
-            sys.platform, options.kb, command, Path.home(), config.home, on_battery=on_battery
-        )
-    except InvalidRequest:
-        if names:
-            raise
-        return None
-
-
-def _install(options: opt.SharedOptions, print_only: bool) -> None:
-    """Write the service that starts background work, and start it; with `print_only` show what would be written."""
-    from kvweave.background.service import EVERY_MINUTES, run_command
-    from kvweave.cli.output import STDOUT
-
-    with options.open_kb():  # refuses one that is not there
-        service = _service_of(options, OPTIONS)
-    assert service is not None
-    if print_only:
-        for path, content in service.files.items():
-            text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
-            print(f"# {path}\n{text}")
-        return
-    failed = service.install(run_command)
-    for path in service.files:
-        STDOUT.print(f"wrote {path}", soft_wrap=True, highlight=False)
-    if failed:
-        _tell("it could not be started; run:", failed)
-    else:
-        STDOUT.print(
-            f"background work starts every {EVERY_MINUTES} minutes at low load; kvweave idle --status shows it"
-        )
-    STDOUT.print(f"undo: kvweave idle --uninstall{_kb_flag(options)}", soft_wrap=True)
-
-
-def _uninstall(options: opt.SharedOptions) -> None:
-    """Stop the service and delete its files."""
-    from kvweave.background.service import run_command
-    from kvweave.cli.output import STDOUT
-
-    service = _service_of(options)
-    removed, failed = ([], []) if service is None else service.uninstall(run_command)
-    for path in removed:
-        STDOUT.print(f"deleted {path}", soft_wrap=True, highlight=False)
-    if failed:
-        _tell("the system did not take it away; run:", failed)
-    if not removed:
-        STDOUT.print(f"no service is installed for {options.kb}")
-
-
-def _tell(what: str, commands: Sequence[str]) -> None:
-    from kvweave.cli.output import STDERR
-
-    STDERR.print(what)
-    for command in commands:
-        STDERR.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _kb_flag(options: opt.SharedOptions) -> str:
-    return "" if options.kb == "default" else f" --kb {options.kb}"

@@ -9,7 +9,6 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.state.calibration_results import Verdict
-    from kvweave.state.tried_weights import TriedWeights
 
 
 @opt.with_options(
@@ -28,40 +27,21 @@ def calibrate(
             help='JSONL file of questions ({"question": "…"} per line) to use instead of stored ones.',
         ),
     ] = None,
-    try_weights: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--try-weights",
-            help="Also measure the model with these bits per weight, int8 or int4, loaded beside it; repeatable.",
-        ),
-    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show the current result without measuring.")] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
-    from kvweave.errors import InvalidRequest
 
-    if show and try_weights:
-        raise InvalidRequest("--show measures nothing: leave out --show, or --try-weights")
     opt.quiet_libraries()
     given = None if questions is None else _read(questions)
     with options.open_kb() as base, progress_bar(quiet or json or show) as report:
         if not show:
-            base.calibrate(given, report, try_weights=try_weights or ())
+            base.calibrate(given, report)
         found = base.calibration()
-    weights = "" if found.verdict is None else found.verdict.weights_told
     if json:
-        print_json(
-            {
-                "told": found.told,
-                "weights_told": weights,
-                "verdict": found.verdict,
-                "note": found.note,
-                "due": found.due,
-            }
-        )
+        print_json({"told": found.told, "verdict": found.verdict, "note": found.note, "due": found.due})
         return
     if found.verdict is not None:
         _print_trials(found.verdict)
@@ -70,11 +50,7 @@ def calibrate(
             f"{verdict.questions} questions: {verdict.asked} asked, {verdict.predicted} predicted, {verdict.given} given; "
             f"{verdict.model}, {seconds(verdict.seconds)}, {verdict.passes:.1f} passes each"
         )
-        if verdict.weights is not None:
-            _print_weights(verdict.weights)
     STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
-    if weights:
-        STDOUT.print(weights, markup=False, soft_wrap=True)
 
 
 def _print_trials(verdict: "Verdict") -> None:
@@ -107,31 +83,6 @@ def _print_trials(verdict: "Verdict") -> None:
             "keeps" if trial.keeps else "",
         )
     STDOUT.print(table)
-
-
-def _print_weights(tried: "TriedWeights") -> None:
-    from rich.table import Table
-
-    from kvweave.cli.output import STDOUT, amount
-
-    table = Table(
-        *("weights", "memory", "questions", "first tokens", "answers", ""), box=None, header_style="bold"
-    )
-    table.add_row(f"{tried.own}, as it is", amount(tried.own_bytes))
-    for trial in tried.trials:
-        table.add_row(
-            trial.bits,
-            amount(trial.bytes),
-            f"{trial.questions}",
-            _counted(trial.first_tokens, trial.first_tokens_interval),
-            _counted(trial.answers, trial.answers_interval),
-            "keeps" if trial.keeps else "",
-        )
-    STDOUT.print(table)
-
-
-def _counted(kept: int, interval: tuple[float, float]) -> str:
-    return f"{kept} ({interval[0]:.0%} to {interval[1]:.0%})"
 
 
 def _read(path: Path) -> list[str]:

@@ -171,7 +171,6 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
     from kvweave.cli.output import amount
 
     stats, documents, auto = base.store.stats(), base.documents(), base.calibration()
-    weights = "" if auto.verdict is None else auto.verdict.weights_told
     free = shutil.disk_usage(base.folder).free
     return [
         Finding("home", True, f"{base.folder}, {amount(free)} free{_read_only(base)}"),
@@ -185,7 +184,6 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
             f"{stats.damaged} damaged so far",
         ),
         Finding("recipe auto", True, auto.told),
-        *([Finding("weights", True, weights)] if weights else []),
     ]
 
 

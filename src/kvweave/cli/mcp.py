@@ -49,8 +49,8 @@ def mcp(
     A running server of the same home is used if there is one. Standard output carries the protocol alone.
     """
     from kvweave.errors import MissingExtra
-    from kvweave.server.client.choice import api_keys, setting_values
     from kvweave.server.mcp.sources import HomeSource
+    from kvweave.server_config import split
 
     try:
         from kvweave.server.mcp.tools import mcp_server
@@ -66,7 +66,7 @@ def mcp(
     with HomeSource(config, open_kb) as source:
         server = mcp_server(source, options.kb, options.top_k, None if http else prints_to_stderr)
         if http:
-            serve_http(server, host, port, api_keys(setting_values(config)), _tell)
+            serve_http(server, host, port, split(config.server.api_key), _tell)
         else:
             serve_stdio(server)
 

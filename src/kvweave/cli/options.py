@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvweave.kvstore.reports import TierName
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
-    from kvweave.types import Storage as StorageName
 
 Choice = TypeVar("Choice", bound=str)
 Command = Callable[..., None]
@@ -179,7 +178,7 @@ class SharedOptions:
     idle_seconds_per_day: Annotated[
         float | None,
         _Declared(
-            "Daily budget in seconds of work. Default: 3600 with --watch, --low-load or --install, else no limit.",
+            "Daily budget in seconds of work. Default: 3600 with --watch or --low-load, else no limit.",
             flag="--seconds-per-day",
         ),
     ] = None
@@ -369,13 +368,6 @@ def tier_named(name: str) -> "TierName":
     from kvweave.kvstore.reports import TIERS
 
     return chosen([name], TIERS, "tier")[0]
-
-
-def storages_named(names: Sequence[str]) -> "list[StorageName]":
-    """Return the storages of these names; raises InvalidRequest for an unknown one."""
-    from kvweave.types import STORAGES
-
-    return chosen(names, list(STORAGES.values()), "storage")
 
 
 def size_bytes(text: str) -> int:

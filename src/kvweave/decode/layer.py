@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvweave.decode.retriever import Retriever, SinkAttention, TokenBudget
+from kvweave.decode.retriever import CacheHooks, Retriever, SinkAttention, TokenBudget
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall
 from kvweave.ops.partial_attention import PartialAttention
@@ -20,21 +20,19 @@ _BLOCK_ROWS = 256  # appended to the window before its oldest entries leave
 
 
 class OffloadedLayer(CacheLayerMixin):
-    """Sinks and window in `recent`, older entries in `retriever`; `budget_for` gives a step's budget for N stored entries.
-
-    `reserve_memory` is called with the bytes by which the layer is about to grow; `has_room` says whether they fit.
-    """
+    """Sinks and window in `recent`, older entries in `retriever`; `budget_for` gives a step's budget for N stored entries."""
 
     is_sliding = False
     is_croppable = False
 
-    def __init__(self, sinks: int, retriever: Retriever, budget_for: Callable[[int], TokenBudget]) -> None:
+    def __init__(
+        self, sinks: int, retriever: Retriever, budget_for: Callable[[int], TokenBudget], hooks: CacheHooks
+    ) -> None:
         super().__init__()
         self.recent = RecentWindow(sinks)
         self.retriever = retriever
         self.sliding_window: int | None = None
-        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
-        self.has_room: Callable[[int], bool] = lambda more_bytes: True
+        self.hooks = hooks
         self._budget_for = budget_for
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -161,7 +159,7 @@ class OffloadedLayer(CacheLayerMixin):
         return min(entries, self._budget_for(self.recent.seq_length or entries).window - 1)
 
     def _append(self, keys: Tensor, values: Tensor) -> None:
-        self.reserve_memory(self.recent.growth_bytes(keys, keys.shape[1]))
+        self.hooks.reserve_memory(self.recent.growth_bytes(keys, keys.shape[1]))
         self.recent.append(keys, values)
 
     def _trim_window(self, budget: TokenBudget) -> None:
@@ -179,8 +177,8 @@ class OffloadedLayer(CacheLayerMixin):
     def _trim_buffer(self) -> None:
         """Shrink the window's buffer, unless the copy does not fit now: a later pass tries again."""
         more_bytes = self.recent.trim_bytes
-        if more_bytes and self.has_room(more_bytes):
-            self.reserve_memory(more_bytes)
+        if more_bytes and self.hooks.has_room(more_bytes):
+            self.hooks.reserve_memory(more_bytes)
             self.recent.trim()
 
 

@@ -15,10 +15,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.centroids import SPARE_COLUMNS
 from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.centroids import SPARE_COLUMNS
 from kvweave.decode.layer import OffloadedLayer
-from kvweave.decode.retriever import token_budget
+from kvweave.decode.retriever import CacheHooks, SinkAttention, token_budget
 from kvweave.decode.settings import OffloadSettings
 from kvweave.decode.shared_state import SharedState, build_shared_state
 from kvweave.decode.strategies import strategy_named
@@ -57,22 +57,26 @@ class OffloadedCache(AppendableCache):
         self.counts = DecodeCounts()
         self._failure: str | None = None  # a message: a traceback would keep this cache alive
         self._on_next_change: Callable[[], None] | None = None
-        new_retriever = strategy_named(settings.strategy)
-        self.shared = build_shared_state(geometry, settings, self.counts, files)
+        strategy = strategy_named(settings.strategy)
+        weak = self._weak_reference()
+        self.shared = build_shared_state(
+            geometry, settings, strategy, self.counts, files, lambda: weak.limit.reclaim_frames()
+        )
         try:
             self.limit = MemoryLimit(self.shared, geometry.layers, geometry.kv_heads)
+            hooks = [self._hooks(layer) for layer in range(geometry.layers)]
             layers = [
                 OffloadedLayer(
                     settings.sinks,
-                    new_retriever(index, self.shared),
+                    strategy.retriever(layer, self.shared, own),
                     lambda stored: token_budget(settings, stored),
+                    own,
                 )
-                for index in range(geometry.layers)
+                for layer, own in enumerate(hooks)
             ]
-            self._connect(layers)
             where = torch.empty(0, dtype=torch.long) if positions is None else positions
             super().__init__(layers, where.to(geometry.device))
-            self.continuation = partial(OffloadedPlan, self._weak_reference(), dtype=geometry.dtype)
+            self.continuation = partial(OffloadedPlan, weak, dtype=geometry.dtype)
             self._check_room(*range(geometry.layers))
         except BaseException:
             self.close()
@@ -176,15 +180,14 @@ class OffloadedCache(AppendableCache):
         """Return a weak reference for callbacks: with cycles, frames would outlive the last reference to the cache."""
         return cast(OffloadedCache, weakref.proxy(self))
 
-    def _connect(self, layers: list[OffloadedLayer]) -> None:
-        """Set the callbacks of layers and retrievers."""
+    def _hooks(self, layer: int) -> CacheHooks:
+        """Return what a layer calls."""
         weak = self._weak_reference()
-        for index, layer in enumerate(layers):
-            reserve = partial(OffloadedCache._reserve_memory, weak, index)
-            layer.reserve_memory = layer.retriever.reserve_memory = reserve
-            layer.has_room = partial(OffloadedCache._has_room, weak, index)
-            if self.settings.residency.prefetch:
-                layer.retriever.on_reads_done = partial(OffloadedCache._prefetch_after, weak, index)
+        return CacheHooks(
+            partial(OffloadedCache._reserve_memory, weak, layer),
+            partial(OffloadedCache._has_room, weak, layer),
+            partial(OffloadedCache._prefetch_after, weak, layer),
+        )
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
@@ -216,7 +219,8 @@ class OffloadedCache(AppendableCache):
         self.measure(*layers)
         self.limit.enforce()
         self.limit.reclaim_frames()
-        self.limit.check_room()
+        if not all(isinstance(layer.retriever, SinkAttention) for layer in self.layers):
+            self.limit.check_room()
 
     def _reserve_memory(self, layer: int, more_bytes: int) -> None:
         """Make room for `more_bytes` that a layer is about to allocate."""
@@ -263,8 +267,6 @@ class MemoryLimit:
         self._layer_bytes = [0] * layers  # of each layer, without frames and centroids
         self._kv_heads = kv_heads
         self._reserved_bytes = 0
-        # A weak reference: a cycle would keep the frames alive.
-        shared.store.page_cache.reclaim_frames = partial(MemoryLimit.reclaim_frames, weakref.proxy(self))
 
     @property
     def resident_bytes(self) -> int:
@@ -310,8 +312,6 @@ class MemoryLimit:
 
     def check_room(self) -> None:
         """Raise InvalidRequest if the limit leaves too few frames for the steps that follow."""
-        if self._shared.settings.strategy in ("dense", "window"):
-            return
         growth_bytes = self._shared.centroids.growth_bytes
         layers = range(len(self._layer_bytes))
         self._shared.store.check_room(max(growth_bytes(layer, SPARE_COLUMNS + 1, 2) for layer in layers))

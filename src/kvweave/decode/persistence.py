@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,14 +23,14 @@ from torch import Tensor
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings, PageCacheSettings
+from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 
 FORMAT = 4
 _INDEX = "index"
-_PARTS = {"clusters": ClusterSettings, "disk": DiskSettings, "residency": PageCacheSettings}
+_PARTS: Final = {"clusters": ClusterSettings, "disk": DiskSettings}
 _STORED_NAMES = {"disk": "flash"}  # settings that have another name in the index
 
 
@@ -98,7 +98,7 @@ def resume(
         raise StoreError(
             f"{folder} holds another text of {len(token_ids)} tokens; start again from the tokens"
         )
-    settings = replace(_settings(facts["settings"]), resident_bytes=resident_bytes)
+    settings = replace(_settings(facts["settings"], folder), resident_bytes=resident_bytes)
     cache = OffloadedCache(adapter.geometry, settings, tensors["positions"], _files(folder))
     try:
         _restore(cache, facts, tensors)
@@ -188,10 +188,19 @@ def _check(facts: dict[str, Any], adapter: Adapter, folder: Path) -> None:
             )
 
 
-def _settings(stored: dict[str, Any]) -> OffloadSettings:
-    plain = dict(stored)
-    parts = {name: kind(**plain.pop(_STORED_NAMES.get(name, name))) for name, kind in _PARTS.items()}
-    return OffloadSettings(**plain, **parts)
+def _settings(stored: dict[str, Any], folder: Path) -> OffloadSettings:
+    """Return stored settings; those that there are no more are left out. Raise StoreError for clusters in another layout."""
+    parts = {name: stored[_STORED_NAMES.get(name, name)] for name in _PARTS}
+    if parts["disk"].get("layout", "dual-head") != "dual-head":
+        raise StoreError(
+            f"{folder} has clusters in a layout that there is no more; start again from the tokens"
+        )
+    chosen = {name: kind(**_known(kind, parts[name])) for name, kind in _PARTS.items()}
+    return OffloadSettings(**_known(OffloadSettings, stored) | chosen)
+
+
+def _known(kind: type, stored: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: stored[field.name] for field in dataclasses.fields(kind) if field.name in stored}
 
 
 def _restore(cache: OffloadedCache, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -44,15 +44,23 @@ def token_budget(settings: OffloadSettings, stored: int) -> TokenBudget:
     return TokenBudget(total, window, buffer)
 
 
-class Retriever(Protocol):
-    """Entries of one layer that have left its window. Tensor letters: G KV heads, n entries, D head width.
+@dataclass(frozen=True, slots=True)
+class CacheHooks:
+    """What a layer and its retriever call in their cache.
 
-    Every pass calls `on_reads_done` as soon as the layer needs nothing more from disk. The retriever calls
-    `reserve_memory` with the bytes by which it and its centroids are about to grow.
+    Attributes:
+        reserve_memory: makes room for the bytes by which the layer, its retriever or its centroids are about to grow.
+        has_room: whether that many bytes more fit.
+        on_reads_done: starts the next layer's reads; called in every pass as soon as this layer needs nothing more from disk.
     """
 
-    on_reads_done: Callable[[], None]
     reserve_memory: Callable[[int], None]
+    has_room: Callable[[int], bool]
+    on_reads_done: Callable[[], None]
+
+
+class Retriever(Protocol):
+    """Entries of one layer that have left its window. Tensor letters: G KV heads, n entries, D head width."""
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Store a prompt's entries (G, n, D); `queries` (H, T, D) are those of its last rows, if known."""
@@ -93,10 +101,6 @@ class SinkAttention:
 
     resident_bytes = 0
 
-    def __init__(self) -> None:
-        self.on_reads_done: Callable[[], None] = lambda: None
-        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
-
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Discard the entries."""
 
@@ -115,16 +119,7 @@ class SinkAttention:
 
     def attend(self, attention: PartialAttention, limit: int) -> int:
         """Add nothing."""
-        self.on_reads_done()
         return 0
 
     def finish_pass(self, budget: TokenBudget) -> None:
         """Do nothing: no work is deferred."""
-
-
-class DenseAttention(SinkAttention):
-    """A retriever that leaves all entries in the window: dense attention through the same code."""
-
-    def accepts(self, count: int, budget: TokenBudget) -> int:
-        """Accept none."""
-        return 0

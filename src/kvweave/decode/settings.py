@@ -1,22 +1,19 @@
-"""Settings of offloaded decoding: `OffloadSettings`, and one value for each of its three techniques.
+"""Settings of offloaded decoding: `OffloadSettings`, with those of the clusters and of their files.
 
-Each technique can be switched off alone, so that its benefit can be measured. Docstrings give the paper's value where it
-names one (DynaKV, arXiv 2511.07427).
+Docstrings give the paper's value where it names one (DynaKV, arXiv 2511.07427).
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import get_args
 
 from kvweave.errors import InvalidRequest
 from kvweave.types import Storage
 
 PAGE_BYTES = 4096
 """Unit of writes to the disk, and alignment of direct reads."""
-MEMORY_SHARE = 0.3
-"""Default memory limit of measurements, as a share of the size of all KV."""
 MIN_ENTRIES = 8
 """Fewest entries, without sinks, that a step attends to, however small the budget."""
 
@@ -34,11 +31,9 @@ class ClusterSettings:
         spread: c in τ = c · mean; a cluster may vary up to c times the mean variance of its head's first clusters. The
             paper leaves c open.
         candidates: retrieve clusters until they hold this many times the attended entries, then attend to the best of
-            them. 1 attends to whole clusters. None uses the strategy's default (1.8 for dynakv, 1 for others).
+            them. 1 attends to whole clusters. None uses the strategy's default.
         buffer_entries: how many new entries of flagged clusters each head buffers until the cluster is in memory
             (Bmax, the paper's 16).
-        split: "delayed" buffers as above; "immediate" loads a flagged cluster and splits it at once.
-        local_entries: how many new entries the local strategy collects before it clusters them.
     """
 
     mean_entries: int = 32
@@ -46,8 +41,6 @@ class ClusterSettings:
     spread: float = 1.5
     candidates: float | None = None
     buffer_entries: int = 16
-    split: Literal["delayed", "immediate"] = "delayed"
-    local_entries: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +48,6 @@ class DiskSettings:
     """How clusters are laid out on disk and read (DynaKV §5).
 
     Args:
-        order: which clusters of a prompt become neighbours: those retrieved together, or those made one after another.
-        layout: "dual-head" puts two clusters into a pool of twice the largest size, each growing inward. "packed" leaves
-            no free space, so that growth moves all later clusters.
         tail_pages: half-filled last pages that a head keeps in memory for clusters that were evicted.
         gap_pages: read through gaps of up to this many pages instead of starting another read.
         direct: bypass the system's page cache, where the file system allows it.
@@ -65,28 +55,11 @@ class DiskSettings:
         page_bytes: page size.
     """
 
-    order: Literal["together", "made"] = "together"
-    layout: Literal["dual-head", "packed"] = "dual-head"
     tail_pages: int = 4
     gap_pages: int = 2
     direct: bool = True
     readers: int = 4
     page_bytes: int = PAGE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class PageCacheSettings:
-    """What stays in memory (DynaKV §6).
-
-    Args:
-        replacement: which clusters are evicted first. "cluster" evicts large clusters and those not updated recently.
-        prefetch: how many layers ahead clusters are prefetched, 0 or 1.
-        representatives: "paged" holds the centroids of one layer at a time, "resident" those of all layers.
-    """
-
-    replacement: Literal["cluster", "lru", "lfu"] = "cluster"
-    prefetch: Literal[0, 1] = 1
-    representatives: Literal["paged", "resident"] = "paged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +74,12 @@ class OffloadSettings:
             entries being attended to. None holds all that fits the model's context.
         device_bytes: hard limit of the cluster copies on the model's device, in addition. None copies the attended
             entries in every step. Useful where the device is not the CPU.
-        strategy: a name in STRATEGIES.
+        strategy: the name of a decoding strategy; packages may add others through `kvweave.strategies`.
         folder: folder of the files while decoding. None is the system's temporary folder, which should not be in memory.
         sinks: first positions of the text, always attended.
         window: latest positions, always attended; fewer where the budget is small.
         storage: how keys and values are stored; "exact" keeps the model's dtype.
-        clusters, disk, residency: the three techniques.
+        clusters, disk: how entries are clustered, and how clusters are stored.
 
     Raises InvalidRequest for invalid values.
     """
@@ -121,15 +94,16 @@ class OffloadSettings:
     storage: Storage = "exact"
     clusters: ClusterSettings = field(default_factory=ClusterSettings)
     disk: DiskSettings = field(default_factory=DiskSettings)
-    residency: PageCacheSettings = field(default_factory=PageCacheSettings)
-    # `residency` and `representatives` keep these names: they are public, and the index of persisted KV holds them.
 
     def __post_init__(self) -> None:
         for valid, message in (
             *_budget_checks(self),
             *_cluster_checks(self.clusters),
             *_disk_checks(self.disk),
-            *_choice_checks(self),
+            (
+                self.storage in get_args(Storage),
+                f"storage is {self.storage!r}; it is one of {', '.join(map(repr, get_args(Storage)))}",
+            ),
         ):
             if not valid:
                 raise InvalidRequest(message)
@@ -169,7 +143,6 @@ def _cluster_checks(clusters: ClusterSettings) -> Iterator[Check]:
         f"buffer_entries is {clusters.buffer_entries}; it cannot be negative",
     )
     yield 0 < clusters.spread < math.inf, f"spread is {clusters.spread}; it must be a number above 0"
-    yield clusters.local_entries >= 1, f"local_entries is {clusters.local_entries}; at least 1 is needed"
 
 
 def _disk_checks(disk: DiskSettings) -> Iterator[Check]:
@@ -180,11 +153,3 @@ def _disk_checks(disk: DiskSettings) -> Iterator[Check]:
     yield disk.gap_pages >= 0, f"gap_pages is {disk.gap_pages}; it cannot be negative"
     yield disk.tail_pages >= 1, f"tail_pages is {disk.tail_pages}; at least 1 is needed"
     yield disk.readers >= 1, f"readers is {disk.readers}; at least 1 is needed"
-
-
-def _choice_checks(settings: OffloadSettings) -> Iterator[Check]:
-    for part in (settings, settings.clusters, settings.disk, settings.residency):
-        for name, kind in get_type_hints(type(part)).items():
-            if get_origin(kind) is Literal:
-                value, choices = getattr(part, name), get_args(kind)
-                yield value in choices, f"{name} is {value!r}; it is one of {', '.join(map(repr, choices))}"

@@ -1,21 +1,23 @@
-"""What all layers of an offloaded cache share: cluster store, centroids, counters."""
+"""What all layers of an offloaded cache share: cluster store, centroids, counters; and the strategy that names their kinds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvweave.decode.clusters.centroids import Centroids
-from kvweave.decode.clusters.table import ClusterTable
+from kvweave.decode.cluster_table import ClusterTable
 from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.disk.cluster_store import ClusterStore
 from kvweave.decode.disk.entry_format import EntryFormat
-from kvweave.decode.disk.layout import DualHeadPools, PackedRegions
+from kvweave.decode.disk.layout import DualHeadPools, Layout
 from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.page_cache.device_cache import DeviceCache
-from kvweave.decode.page_cache.frames import FramePool
-from kvweave.decode.page_cache.page_cache import PageCache
+from kvweave.decode.retriever import CacheHooks, Retriever
 from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.store.cluster_store import ClusterStore
+from kvweave.decode.store.frames import FramePool
+from kvweave.decode.store.page_cache import DeviceCache, EvictionPolicy, PageCache, cluster_scores
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import StoreError
 from kvweave.models.support import Geometry
 
@@ -35,10 +37,35 @@ class SharedState:
     portion_pages: int
 
 
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to decode: what retrieves a layer's entries, and what stores and evicts clusters.
+
+    Attributes:
+        retriever: makes a layer's retriever.
+        layout: makes the layout on disk, given the pages of the largest cluster.
+        store, centroids: the classes of these.
+        eviction: which clusters leave memory first.
+    """
+
+    retriever: Callable[[int, SharedState, CacheHooks], Retriever]
+    layout: Callable[[int], Layout] = DualHeadPools
+    store: type[ClusterStore] = ClusterStore
+    centroids: type[Centroids] = Centroids
+    eviction: EvictionPolicy = cluster_scores
+
+
 def build_shared_state(
-    geometry: Geometry, settings: OffloadSettings, counts: DecodeCounts, files: tuple[Path, Path] | None
+    geometry: Geometry,
+    settings: OffloadSettings,
+    strategy: Strategy,
+    counts: DecodeCounts,
+    files: tuple[Path, Path] | None,
+    reclaim_frames: Callable[[], None],
 ) -> SharedState:
-    """Create the shared state of a cache; `files` are the paths of its two files, None for unnamed ones.
+    """Create the shared state of a cache.
+
+    `files` are the paths of its two files, None for unnamed ones; for `reclaim_frames` see `PageCache`.
 
     Raises InvalidRequest for invalid settings, StoreError if a file cannot be created.
     """
@@ -50,22 +77,21 @@ def build_shared_state(
     pages = ClusterPages(
         cluster_file,
         entry_format,
-        PackedRegions() if disk.layout == "packed" else DualHeadPools(largest_pages),
+        strategy.layout(largest_pages),
         [ClusterTable(heads) for _ in range(layers)],
-        counts,
         largest_pages=largest_pages,
         gap_pages=disk.gap_pages,
     )
     frame_count, portion_pages = _memory_pages(geometry, settings, entry_format)
-    replacement = settings.residency.replacement
-    page_cache = PageCache(FramePool(frame_count, page_bytes), replacement, counts, layers, heads)
+    frames = FramePool(frame_count, page_bytes)
+    tails = TailPages(pages, frames, counts, disk.tail_pages)
+    page_cache = PageCache(frames, strategy.eviction, counts, layers, heads, tails, reclaim_frames)
     device = None
     if settings.device_bytes is not None:
         device_pages = settings.device_bytes // page_bytes
-        device = DeviceCache(geometry.device, device_pages, page_bytes, replacement, layers, heads)
-    store = ClusterStore(pages, page_cache, counts, tail_pages=disk.tail_pages, device=device)
-    paged = settings.residency.representatives == "paged"
-    centroids = Centroids(layers, heads, geometry.head_width, centroid_file, paged=paged)
+        device = DeviceCache(geometry.device, device_pages, page_bytes, strategy.eviction, layers, heads)
+    store = strategy.store(pages, page_cache, tails, counts, device=device)
+    centroids = strategy.centroids(layers, heads, geometry.head_width, centroid_file)
     return SharedState(settings, store, centroids, counts, portion_pages)
 
 

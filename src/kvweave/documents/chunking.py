@@ -1,12 +1,11 @@
 """Splits a document's text into chunks of limited length, at headings, paragraphs and sentences.
 
-Boundaries are token boundaries by construction: each chunk is tokenized on its own. Nothing is dropped, and the text
-always comes from the document, never from decoding ids. Chunks cut from a table or an e-mail repeat its head. Does not know
-where chunks are stored.
+Each chunk is tokenized on its own, so it begins and ends at token boundaries. A chunk's text is copied from the document, not decoded
+from token ids, and no text is dropped. Chunks cut from a table or an e-mail repeat its head.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
@@ -21,7 +20,7 @@ _START = Section(0)
 _PATH_SEPARATOR = " > "
 
 
-class Sections:
+class _Sections:
     """The sections of one document."""
 
     def __init__(self, document: Document) -> None:
@@ -31,12 +30,12 @@ class Sections:
         self._counted = (0, 1)  # an offset, and the number of its line
 
     def at(self, offset: int) -> Section:
-        """Return the section that an offset is in."""
+        """Return the section around an offset."""
         number = bisect_right(self._starts, offset) - 1
         return self._sections[number] if number >= 0 else _START
 
     def place(self, start: int, end: int) -> Place:
-        """Return where a passage begins, behind its leading white space. Ask for passages in reading order."""
+        """Return the place of a passage's first word. Calls in reading order are faster."""
         text = self._document.text
         passage = text[start:end]
         first = start + len(passage) - len(passage.lstrip())
@@ -45,7 +44,7 @@ class Sections:
         return Place(section.page, _PATH_SEPARATOR.join(filter(None, section.heading)), line)
 
     def head_before(self, offset: int) -> str:
-        """Return the head that a chunk from this offset on has to repeat, without the lines that it begins with."""
+        """Return the head for a chunk that starts at this offset, without lines that the chunk itself starts with."""
         section, text = self.at(offset), self._document.text
         if text[section.start : offset].strip():
             return section.head
@@ -55,9 +54,12 @@ class Sections:
         return section.head.removesuffix(held)
 
     def regions(self, is_long: Callable[[str], bool]) -> Iterator[tuple[int, int, str]]:
-        """Yield the parts of the text that are split each on its own: start, end, and the head of a long section with one."""
+        """Yield the parts of the text that are split separately: start, end, and the head to repeat in each chunk.
+
+        Such a part is a long section with a head, or what lies between two of them; then the head is empty.
+        """
         text, done = self._document.text, 0
-        ends = [*self._starts[1:], len(text)]  # one too many if there is no section
+        ends = [*self._starts[1:], len(text)]  # one more than sections if there are none
         for section, end in zip(self._sections, ends, strict=False):
             if section.head and is_long(text[section.start : end]):
                 if text[done : section.start].strip():
@@ -70,7 +72,7 @@ class Sections:
 
     def _line(self, offset: int) -> int:
         known, number = self._counted
-        if offset < known:  # with overlap, a passage may begin before the one before it ends
+        if offset < known:  # chunks may overlap
             known, number = 0, 1
         number += self._document.text.count("\n", known, offset)
         self._counted = (offset, number)
@@ -78,10 +80,10 @@ class Sections:
 
 
 MAX_CHARS_PER_TOKEN = 32
-"""A chunk holds at most this many characters per allowed token: a megabyte of base64 may be one <unk>."""
+"""A chunk has at most this many characters per allowed token: some tokenizers turn a megabyte of base64 into one <unk>."""
 
 BLOCK_CHARS = 100_000
-"""The splitter gets a long text in blocks of this length: in text without line ends its time is quadratic."""
+"""Most characters that the splitter gets at once: its time is quadratic in text without line ends."""
 
 Extent = tuple[int, int]
 
@@ -91,7 +93,7 @@ class Chunker:
 
     Args:
         tokenizer: the answering model's transformers tokenizer.
-        chunk_tokens: most tokens in a chunk, at least 1. (A single character that needs more is kept.)
+        chunk_tokens: most tokens in a chunk, at least 1. A single character that needs more is a chunk all the same.
         overlap_tokens: most tokens that a chunk repeats from the one before it; less than chunk_tokens.
 
     Raises:
@@ -116,10 +118,10 @@ class Chunker:
         """Split one document.
 
         Returns:
-            Chunks in reading order. Without overlap, their texts joined are the document's text, but for repeated heads.
-            Each has at least one token: a text without tokens has no chunks.
+            Chunks in reading order, each with at least one token. Without overlap and repeated heads, their joined texts
+            are the document's text. A text without tokens has no chunks.
         """
-        chunks, sections = [], Sections(document)
+        chunks, sections = [], _Sections(document)
         for start, end, head in self._pieces(document, sections):
             text = head + document.text[start:end]
             ids = self._plain.ids(text)
@@ -127,45 +129,33 @@ class Chunker:
             chunks.append(Chunk(text, ids, digest_tokens(ids), *where))
         return chunks
 
-    def _pieces(self, document: Document, sections: Sections) -> Iterator[tuple[int, int, str]]:
-        """Yield what each chunk covers, and the head that it repeats.
-
-        A section with a head that is longer than a chunk is cut apart from its neighbours.
-        """
-        text = document.text
-        for start, end, head in sections.regions(self._is_long):
+    def _pieces(self, document: Document, sections: _Sections) -> Iterator[tuple[int, int, str]]:
+        """Yield the start and end of each chunk in the document's text, and the head that it repeats."""
+        text, markdown = document.text, content_suffix(document.source) in SPLIT_AS_MARKDOWN
+        for first, last, head in sections.regions(self._is_long):
+            splitter = self._markdown if markdown else self._text
             if head:
                 head = self._shortened(head)
                 splitter = self._splitter_behind(head)
-                extents = self._extents(text, start, end, splitter, head)
-            else:
-                markdown = content_suffix(document.source) in SPLIT_AS_MARKDOWN
-                extents = self._extents(text, start, end, self._markdown if markdown else self._text)
-            yield from self._with_heads(text, sections, self._merged(text, extents))
-
-    def _with_heads(
-        self, text: str, sections: Sections, extents: Iterable[Extent]
-    ) -> Iterator[tuple[int, int, str]]:
-        for start, end in extents:
-            head = sections.head_before(start)
-            if head:
-                head = self._shortened(head)
-                for first, last in self._fitting(text, start, end, head):
-                    yield first, last, head
-            else:
-                yield start, end, ""
+            for start, end in self._merged(text, self._extents(text, first, last, splitter, head)):
+                if repeated := sections.head_before(start):
+                    repeated = self._shortened(repeated)
+                    for extent in self._fitting(text, start, end, repeated):
+                        yield *extent, repeated
+                else:
+                    yield start, end, ""
 
     def _is_long(self, text: str) -> bool:
         return self._size(text) > self.chunk_tokens
 
     def _shortened(self, head: str) -> str:
-        """Return a head that leaves half of a chunk to what follows it."""
+        """Return a head, cut to at most half of a chunk."""
         while self._size(head) > self.chunk_tokens // 2 and head.strip():
             head = head[: len(head) // 2].rstrip() + "\n" if len(head) > 2 else ""
         return head
 
     def _splitter_behind(self, head: str) -> TextSplitter:
-        """Return a splitter whose pieces leave room for a head; it cuts at line ends before anything else."""
+        """Return a splitter whose pieces leave room for a head; it prefers to cut at line ends."""
         room = max(1, self.chunk_tokens - self._plain.count(head))
         return TextSplitter.from_callback(self._size, room, min(self.overlap_tokens, room - 1), trim=False)
 
@@ -176,9 +166,9 @@ class Chunker:
                 yield from self._fitting(text, start, start + len(piece), head)
 
     def _fitting(self, text: str, start: int, end: int, head: str = "") -> Iterator[Extent]:
-        """Halve a piece that is still too long: tokenizers are not additive, so the splitter can miss the limit.
+        """Halve a piece until it fits: a whole may have more tokens than its parts, so the splitter can exceed the limit.
 
-        Behind a head, cut at a line end or space before the middle.
+        With a head, cut at the last line end or space before the middle.
         """
         if end - start < 2 or self._size(head + text[start:end]) <= self.chunk_tokens:
             yield start, end
@@ -191,7 +181,7 @@ class Chunker:
         yield from self._fitting(text, middle, end, head)
 
     def _merged(self, text: str, extents: Iterator[Extent]) -> list[Extent]:
-        """Join blank pieces to the piece before; at the document's start, to the piece after."""
+        """Join blank pieces to the piece before, and at the document's start to the piece after."""
         merged: list[Extent] = []
         blank_start: int | None = None  # of blank text at the document's start
         for start, end in extents:
@@ -206,7 +196,7 @@ class Chunker:
         return merged
 
     def _joins(self, text: str, before: Extent, piece: Extent, tokens: int) -> bool:
-        """Return whether a piece has no content of its own and fits into the chunk before."""
+        """Return whether a piece is blank and fits into the chunk before."""
         if tokens == 0:
             return True
         if text[slice(*piece)].strip():
@@ -215,9 +205,9 @@ class Chunker:
 
 
 def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:
-    """Return a function of a text that returns its tokens, or one more than `most` if it certainly has more.
+    """Return a function that counts a text's tokens; a text that certainly has more than `most` counts as one more.
 
-    It is no method of the chunker: splitters hold it, and Python never frees a cycle that goes through one.
+    The splitters hold this function, and Python cannot free a cycle through them. So it must not refer to the chunker.
     """
 
     def size(text: str) -> int:
@@ -227,7 +217,7 @@ def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:
 
 
 def _blocks(text: str, start: int, last: int) -> Iterator[Extent]:
-    """Split a part of `text` into blocks of at most BLOCK_CHARS, each ending at its last paragraph, line or word end."""
+    """Split a part of `text` into blocks of at most BLOCK_CHARS; a block ends after a paragraph, line or word if it can."""
     while last - start > BLOCK_CHARS:
         limit = start + BLOCK_CHARS
         ends = (text.rfind(mark, start + BLOCK_CHARS // 2, limit) + len(mark) for mark in ("\n\n", "\n", " "))

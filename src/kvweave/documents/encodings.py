@@ -1,8 +1,7 @@
-"""Decodes text files by evidence, and says so where the evidence leaves a doubt.
+"""Decodes text files, and notes whether the encoding is uncertain.
 
-In this order: a byte order mark; NUL bytes, which UTF-16 and UTF-32 have; the share of well-formed UTF-8 among the high
-bytes; a declaration in the file; at last charset-normalizer's candidates, of which the one whose words look like words wins.
-Knows nothing about files.
+The evidence is, in this order: a byte order mark; NUL bytes, which UTF-16 and UTF-32 have; the share of well-formed UTF-8 among the
+high bytes; a declaration in the file; the candidates of charset-normalizer, of which the one with the most plausible words is used.
 """
 
 import codecs
@@ -27,10 +26,10 @@ _CONTROL: Final = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b
 _HIGH: Final = bytes(range(128, 256))
 _MAX_CONTROL_SHARE: Final = 0.01
 _MIN_UTF8_SHARE: Final = 0.7
-"""Text in another encoding has hardly any well-formed UTF-8: its letters are not followed by the bytes that that needs."""
+"""Text in another encoding has hardly any well-formed UTF-8, since the right bytes seldom follow its letters."""
 
 _MAX_UNKNOWN_SHARE: Final = 0.3
-"""A text with more high bytes in an unknown encoding says nothing without them."""
+"""A text in an unknown encoding with more high bytes than this is useless without them."""
 
 _SAMPLE_BYTES: Final = 1 << 16
 _IN_USE: Final = (
@@ -50,7 +49,7 @@ _IN_USE: Final = (
     ),
     *("cp932", "euc_jp", "euc_kr", "big5", "gb18030"),
 )
-"""Encodings that today's files have, the likelier first. DOS and old Macintosh ones are not worth the false guesses."""
+"""Encodings in use today, the most likely first. Old ones of DOS and Macintosh would cause more wrong guesses than right ones."""
 
 _NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "latin_1": "ISO 8859-1"}
 _DECLARED: Final = re.compile(
@@ -60,29 +59,28 @@ _TO_JAPANESE: Final = re.compile(rb"\x1b\$[@B]")
 _EAST_ASIAN_MARKS: Final = frozenset(
     {(0x30, 0x01), (0x30, 0x02), (0xFF, 0x0C), *((0, each) for each in b" \n,")}
 )
-"""High and low byte of the signs that end a Chinese or Japanese sentence or line."""
+"""High and low bytes of the characters that end a Chinese or Japanese sentence or line."""
 
 _WITHIN_WORDS: Final = frozenset("’‘·–—\u00ad\u200c\u200d")
-_UNSPACED: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "FULLWIDTH", "IDEOGRAPHIC")
 _MIN_PLAUSIBLE: Final = 0.8
 _MIN_HIGH_BYTES: Final = 5
 _QUOTES_AND_DASHES: Final = "‘’“”–—…•".encode("cp1252")
 _WITHIN_OR_LEADING: Final = re.compile(rb"[0-9A-Za-z][\x80-\x91\x93-\x9f]+[0-9A-Za-z]|[\x80-\x9f][{|}\[\]\\]")
-"""Such a byte within a word is a letter of another encoding; before these signs it may begin a Japanese one."""
+"""Such a byte within a word is a letter in another encoding; before these signs it may start a Japanese character."""
 
 _MIN_COHERENCE: Final = 0.3
-"""charset-normalizer's measure, 0..1: how well the letters' frequencies fit a language. Short texts have 0."""
+"""The least coherence, 0..1: charset-normalizer's measure of how well the frequencies of letters fit a language."""
 
 
 class Decoded(NamedTuple):
-    """A file's text, with line ends as "\\n", without a byte order mark; `note` tells people of a doubt, or is empty."""
+    """A file's text, with line ends as "\\n" and without a byte order mark; `note` says what is uncertain, or is empty."""
 
     text: str
     note: str = ""
 
 
 def decode(data: bytes) -> Decoded:
-    """Decode a text file; raises UnreadableDocument for binary files and for encodings that cannot be told."""
+    """Decode a text file; raises UnreadableDocument for binary files and unknown encodings."""
     found = _decoded(data)
     return Decoded(found.text.replace("\r\n", "\n").replace("\r", "\n"), found.note)
 
@@ -102,7 +100,7 @@ def _decoded(data: bytes) -> Decoded:
 
 
 def _decode_marked(data: bytes, encoding: str) -> Decoded:
-    """Decode as the mark says; a few damaged places do not make a text of another kind."""
+    """Decode in the encoding of the byte order mark; accept a few damaged places."""
     try:
         return Decoded(data.decode(encoding))
     except UnicodeDecodeError as error:
@@ -120,7 +118,7 @@ def _decode_marked(data: bytes, encoding: str) -> Decoded:
 
 
 def _decode_unmarked_wide(data: bytes) -> Decoded | None:
-    """Return the text, or None if the bytes look like neither; raises UnreadableDocument for damaged UTF-16."""
+    """Return the text in UTF-16 or UTF-32, or None for other bytes; raises UnreadableDocument for damaged UTF-16."""
     likely = [each for each in ("utf-16-le", "utf-16-be") if _looks_wide(data, each)]
     for encoding in (
         "utf-32-le",
@@ -139,7 +137,7 @@ def _decode_unmarked_wide(data: bytes) -> Decoded | None:
 
 
 def _with_stray_nuls(data: bytes) -> Decoded:
-    """Return UTF-8 in which a program or a crash left a few NUL bytes; each is shown as U+FFFD."""
+    """Return a text in UTF-8 with U+FFFD for a few NUL bytes, which a program or a crash may leave."""
     nuls = data.count(0)
     if nuls <= _MAX_CONTROL_SHARE * len(data) and _share(data, _CONTROL) <= _MAX_CONTROL_SHARE:
         with suppress(UnicodeDecodeError):
@@ -148,7 +146,7 @@ def _with_stray_nuls(data: bytes) -> Decoded:
 
 
 def _is_printable(text: str) -> bool:
-    """Return whether the beginning of a text is of characters that texts have: no numbers that pass for characters."""
+    """Return whether the beginning of a text has hardly any control characters and unassigned code points."""
     beginning = text[:_SAMPLE_BYTES]
     odd = sum(
         1 for each in beginning if each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co")
@@ -157,9 +155,9 @@ def _is_printable(text: str) -> bool:
 
 
 def _looks_wide(data: bytes, encoding: str) -> bool:
-    """Return whether the high bytes of 16-bit units are those of a text: nearly all from one alphabet, or Chinese.
+    """Return whether the 16-bit units are likely a text: the high bytes are those of one alphabet, or of Chinese.
 
-    A text in UTF-16 has NULs as the high bytes of its spaces, line ends and digits, and hardly any as low bytes.
+    In UTF-16, spaces, line ends and digits have NUL as high byte. Hardly any character has NUL as low byte.
     """
     pairs = data[: len(data) // 2 * 2][:_SAMPLE_BYTES]
     low, high = (pairs[0::2], pairs[1::2]) if encoding == "utf-16-le" else (pairs[1::2], pairs[0::2])
@@ -181,7 +179,7 @@ def _looks_wide(data: bytes, encoding: str) -> bool:
 
 
 def _damaged_utf8(data: bytes) -> Decoded | None:
-    """Return the text with U+FFFD for each byte that is no UTF-8, if most high bytes are well-formed UTF-8."""
+    """Return the text with U+FFFD for each damaged place, or None if too few high bytes are well-formed UTF-8."""
     text = data.decode("utf-8", "replace")
     well_formed = len(data.decode("utf-8", "ignore").encode().translate(None, bytes(range(128))))
     high = len(data) - len(data.translate(None, _HIGH))
@@ -198,7 +196,7 @@ def _damage(encoding: str, places: int) -> str:
 
 
 def _escaped_japanese(data: bytes) -> str:
-    """Return a text in ISO-2022-JP, which is ASCII with escape sequences; nothing for any other."""
+    """Return a text in ISO-2022-JP, which is ASCII with escape sequences; empty for other encodings."""
     if _TO_JAPANESE.search(data):
         with suppress(UnicodeDecodeError):
             return data.decode("iso2022_jp_2")
@@ -206,7 +204,7 @@ def _escaped_japanese(data: bytes) -> str:
 
 
 def _declared(data: bytes) -> Decoded | None:
-    """Decode as an HTML, XML or source file says at its beginning."""
+    """Decode in the encoding that an HTML, XML or source file declares at its beginning; None if it declares none."""
     for name in _DECLARED.findall(data[:2048]):
         try:
             encoding = codecs.lookup(name.decode("ascii")).name
@@ -218,10 +216,10 @@ def _declared(data: bytes) -> Decoded | None:
 
 
 def _guessed(data: bytes) -> Decoded:
-    """Decode by the likeliest encoding, and say that it is a guess unless two kinds of evidence agree."""
+    """Decode in the most likely encoding; add a note unless two kinds of evidence agree."""
     only_marks = not data.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES)
     if only_marks and not _WITHIN_OR_LEADING.search(data):
-        return Decoded(data.decode("cp1252"))  # these signs are the same in every Windows-125x
+        return Decoded(data.decode("cp1252"))  # these are the same in every Windows-125x
     for encoding, certain in _ranked(_sample(data)):
         try:
             text = data.decode(encoding)
@@ -238,8 +236,8 @@ def _guessed(data: bytes) -> Decoded:
 
 
 def _ranked(sample: bytes) -> Iterator[tuple[str, bool]]:
-    """Yield encodings that may be right, the likeliest first, and whether each is certain."""
-    from charset_normalizer import from_bytes  # most files are UTF-8: they need not wait for the import
+    """Yield plausible encodings, the most likely first, each with whether it is certain."""
+    from charset_normalizer import from_bytes  # most files are UTF-8 and do not need it
 
     found = from_bytes(sample, cp_isolation=list(_IN_USE))
     coherence = {match.encoding: match.coherence for match in found}
@@ -258,13 +256,13 @@ def _ranked(sample: bytes) -> Iterator[tuple[str, bool]]:
 
 
 def _is_evidence(sample: bytes) -> bool:
-    """Return whether a text has enough high bytes to tell Windows-1252 from damage: a few may be anything."""
+    """Return whether a text has enough high bytes to tell Windows-1252 from damage."""
     high = sample.translate(None, bytes(range(128)))
     return len(high) >= _MIN_HIGH_BYTES and b"\xff" not in high
 
 
 def _sample(data: bytes) -> bytes:
-    """Return the lines that have high bytes, as far as they fit."""
+    """Return the lines that have high bytes, up to _SAMPLE_BYTES."""
     lines: list[bytes] = []
     room = _SAMPLE_BYTES
     for line in data.splitlines(keepends=True):
@@ -277,7 +275,7 @@ def _sample(data: bytes) -> bytes:
 
 
 def _plausibility(text: str, encoding: str) -> float:
-    """Return the share of words with other than ASCII letters that look like words of a language, 0..1."""
+    """Return the share, 0..1, of words that look like words of a language, among those that are not ASCII."""
     words = [word for word in text.split() if not word.isascii()]
     if not words:
         return 0.0
@@ -304,7 +302,7 @@ def _east_asian_plausibility(scripts: Counter[str], unspaced: int, encoding: str
 
 
 def _is_word(word: str) -> bool:
-    """Return whether the letters of a word are of one script and case, and no sign is among them."""
+    """Return whether a word has letters of one script, no signs among them, and no capital after a small letter."""
     word = _without_signs_around(word)
     if not word:
         return True
@@ -331,7 +329,7 @@ def _without_signs_around(word: str) -> str:
 
 
 def _script(character: str) -> str:
-    """Return the script of a letter, as the first word of its Unicode name; empty for ASCII and for signs."""
+    """Return the script of a letter, the first word of its Unicode name; empty for ASCII and other characters."""
     if character.isascii() or not character.isalpha():
         return ""
     first = unicodedata.name(character, "UNKNOWN").partition(" ")[0]

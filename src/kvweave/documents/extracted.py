@@ -1,4 +1,4 @@
-"""What the reader of a format gives: text with its sections, a title, notes, attachments."""
+"""The values that readers of formats take and return."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class Attachment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """A file's text; the fields are those of `Document`. `attachments` become documents of their own."""
+    """A file's text; its fields mean the same as those of `Document`. Each attachment becomes a document."""
 
     text: str
     title: str = ""
@@ -31,11 +31,11 @@ class Extracted:
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What a reader may need beside the bytes.
+    """What a reader may need beside the file's bytes.
 
     Attributes:
-        alive: called after each page, sheet, slide, chapter or message: the time limit counts from there.
-        known_messages: ids of the e-mails that are indexed anyway; what a reply quotes of them is left out.
+        alive: the reader calls it after each page, sheet, slide, chapter or message, which starts the time limit again.
+        known_messages: ids of e-mails that are indexed themselves. Quotations of them in replies are left out.
     """
 
     alive: Callable[[], None] = lambda: None
@@ -43,31 +43,26 @@ class ReadContext:
 
 
 class TextBuilder:
-    """Collects text and the sections that it falls into."""
+    """Collects a document's text and its sections."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._length = 0
+        self.length = 0  # characters so far
         self.sections: list[Section] = []
 
-    @property
-    def length(self) -> int:
-        """Characters so far."""
-        return self._length
-
     def add(self, text: str) -> None:
-        """Append text, cleaned of what no tokenizer or database accepts."""
+        """Append text; see `clean` for what it replaces."""
         text = clean(text)
         self._parts.append(text)
-        self._length += len(text)
+        self.length += len(text)
 
     def mark(self, page: int | None = None, heading: Sequence[str] = (), head: str = "") -> None:
         """Begin a section here."""
-        self.sections.append(Section(self._length, page, tuple(map(_one_line, heading)), clean(head)))
+        self.sections.append(Section(self.length, page, tuple(map(_one_line, heading)), clean(head)))
 
     def add_sections(self, text: str, sections: Sequence[Section], path: Sequence[str] = ()) -> None:
         """Append text with its own sections, below the headings `path`."""
-        began = self._length
+        began = self.length
         self.add(text)
         self.sections += [
             replace(each, start=began + each.start, heading=(*map(_one_line, path), *each.heading))
@@ -75,12 +70,12 @@ class TextBuilder:
         ]
 
     def text(self) -> str:
-        """Return everything."""
+        """Return all text so far."""
         return "".join(self._parts)
 
 
 def clean(text: str) -> str:
-    """Join surrogate pairs; replace lone surrogates and NULs by U+FFFD."""
+    """Join surrogate pairs; replace lone surrogates and NULs, which tokenizers and databases reject, by U+FFFD."""
     if not _SURROGATES_OR_NUL.search(text):
         return text
     joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

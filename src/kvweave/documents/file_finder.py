@@ -1,4 +1,4 @@
-"""Finds the files under some paths, and says of each that is left out why. Opens none of them."""
+"""Finds the files under some paths, and gives the reason for each one that is left out. Opens no file."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from kvweave.errors import PathNotFound
 from kvweave.results import SkippedFile
 
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "venv", "env", "CVS", "__MACOSX"})
-"""Tools' folders. Hidden folders (.git, .hg, .svn, .venv, …) are skipped too."""
+"""Folders that tools make. Hidden folders (.git, .hg, .svn, .venv, …) are skipped too."""
 
 _VENV_MARKER: Final = "pyvenv.cfg"
 _NEVER_OPENED: Final = {
@@ -20,25 +20,25 @@ _NEVER_OPENED: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Files that are not opened: reading one would wait for another process, or never end."""
+"""Kinds of files that are not opened: reading one could wait for another process, or never end."""
 
 
 def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFile]]:
     """Find the files under some paths.
 
-    A folder is walked in the order of its names, without hidden entries, tools' folders and virtual environments. A
-    hidden file or folder is only read if `paths` names it.
+    A folder is walked in alphabetical order, without hidden entries, folders of tools and virtual environments. A hidden
+    file or folder is only read if `paths` names it.
 
     Args:
         paths: files and folders, relative to the working folder or absolute.
 
     Returns:
-        Files to read, as absolute paths, each once however many links lead to it; and the skipped ones with the reason:
+        The files to read, as absolute paths, each once however many links lead to it; and the skipped files with reasons:
         kinds without text, unreadable folders, broken links, pipes, sockets, devices, and names that are not UTF-8
-        (in a form that can be printed).
+        (written so that they can be printed).
 
     Raises:
-        PathNotFound: one of `paths` does not exist. Raised before anything is read.
+        PathNotFound: one of `paths` does not exist. It is raised before anything is read.
     """
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in paths]
     for given, path in zip(paths, absolute, strict=True):
@@ -60,7 +60,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
 
 
 def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Path]:
-    """Yield the files at or under `path`; `seen` collects real paths, which also ends loops of links."""
+    """Yield the files at or under `path`. `seen` collects real paths, so that a loop of links ends."""
     pending = [path]
     while pending:
         path = pending.pop()
@@ -101,5 +101,5 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _printable(path: str | Path) -> str:
-    """Return the path with bytes that are not UTF-8 written as `\\udce9`, which is how Python represents them."""
+    """Return the path with each byte that is not UTF-8 escaped as Python writes it, such as `\\udce9`."""
     return str(path).encode("utf-8", "backslashreplace").decode()

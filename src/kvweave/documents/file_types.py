@@ -1,4 +1,4 @@
-"""What a file's name, or its first bytes, tell about its content."""
+"""Tells a file's kind from its name or its first bytes."""
 
 from pathlib import PurePath
 from typing import Final
@@ -46,7 +46,7 @@ _TAR_MARK_AT: Final = 257
 
 
 def content_suffix(name: str) -> str:
-    """Return the suffix that tells the content, in lower case: "guide.HTML.gz" gives ".html", "README" gives ""."""
+    """Return the suffix of the uncompressed file in lower case: ".html" for "guide.HTML.gz", "" for "README"."""
     path = PurePath(name)
     if path.suffix.lower() == ".gz":
         path = PurePath(path.stem)
@@ -54,13 +54,13 @@ def content_suffix(name: str) -> str:
 
 
 def kind_without_text(name: str) -> str | None:
-    """Return the kind of a file that holds no readable text, such as "an image (.png)"; None for all other files."""
+    """Return the kind of a file without readable text, such as "an image (.png)"; None for all other files."""
     suffix = content_suffix(name)
     return f"{_KINDS[suffix]} ({suffix})" if suffix in _KINDS else None
 
 
 def binary_kind(data: bytes) -> str | None:
-    """Return what a file's first bytes show it to be, if that is nothing to read as text; else None."""
+    """Return the kind of a binary file, such as "an archive (zip)", from its first bytes; None for all other files."""
     if data[_TAR_MARK_AT : _TAR_MARK_AT + 5] == b"ustar":
         return "an archive (tar)"
     return next((kind for mark, kind in _SIGNATURES if data.startswith(mark)), None)

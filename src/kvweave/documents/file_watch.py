@@ -1,4 +1,4 @@
-"""Watches folders: each change brings the knowledge base up to date, as `KnowledgeBase.add` of the folders would."""
+"""Watches folders, and brings the knowledge base up to date after each change."""
 
 import threading
 from collections.abc import Iterator, Sequence, Set
@@ -10,9 +10,9 @@ from kvweave.results import AddReport
 from kvweave.state.knowledge_base_state import Progress, existing_paths, no_progress
 
 _QUIET_MS: Final = 500
-"""How long no file must have changed before a group of changes is looked at."""
+"""How long no file may change before a group of changes is added."""
 _GROUP_MS: Final = 5000
-"""How long changes are grouped at most while files go on changing."""
+"""How long changes are grouped at most, while files still change."""
 _POLL_MS: Final = 500
 
 
@@ -37,12 +37,10 @@ def follow(
     stop: threading.Event | None = None,
     progress: Progress = no_progress,
 ) -> Iterator[AddReport]:
-    """Yield the report of an `add` of the folders, and of each change until `stop` is set; chunk KV is left to others.
+    """Add the folders without computing chunk KV, then add changes until `stop` is set; yield each report.
 
-    Changes below `own`, where knowledge bases are stored, are ignored.
-
-    Nothing is missed in between: the watch begins before the folders are read. The documents of a watched folder that itself
-    vanishes stay: its disk may have been unplugged.
+    The watch starts before the folders are first read, so no change is missed. Changes below `own`, where knowledge bases are
+    stored, are ignored. If a watched folder itself vanishes, its documents stay: its disk may have been unplugged.
 
     Raises:
         InvalidRequest: a path is a file.
@@ -79,12 +77,9 @@ def follow(
 
 
 def _bring_up_to_date(add: Add, roots: Sequence[Path], changed: set[Path], progress: Progress) -> AddReport:
-    """Read the files that changed, and remove what has gone, as an `add` of the folders does."""
     there = [root for root in roots if root.is_dir()]
     if not there:
         return AddReport()
-    folders = [
-        path for path in changed if path.is_dir()
-    ]  # one that was moved here brings files without a change
-    files = {file for folder in folders for file in folder.rglob("*")}
-    return add(*there, progress=progress, wait=False, only=changed | files)
+    # A folder that was moved here is reported as a change, the files in it are not.
+    moved = {file for path in changed if path.is_dir() for file in path.rglob("*")}
+    return add(*there, progress=progress, wait=False, only=changed | moved)

@@ -1,7 +1,4 @@
-"""Converts HTML to plain text, as a reader sees the page, with its headings, tables and quotations.
-
-Parses with the standard library; knows nothing about files.
-"""
+"""Converts HTML to the text that a browser shows, with headings, tables and quotations; uses the standard library's parser."""
 
 import re
 from html.parser import HTMLParser
@@ -18,17 +15,17 @@ _LINES: Final = frozenset(
 )
 _CELLS: Final = frozenset({"td", "th"})
 _MARK: Final = "\ufdd0"
-"""Stands in the text where a heading, table or quotation begins, until the text is whole; no document has this character."""
+"""Marks, while a page is read, where a heading, table or quotation begins or ends; Unicode has no such character."""
 
 _MAX_HEAD_CHARS: Final = 300
-"""A longer first row, if none of its cells is marked as a header, is no header: tables also lay out pages."""
+"""A longer first row without `<th>` cells does not count as a header, since tables also lay out pages."""
 
 Extent = tuple[int, int]
 _Event = Literal["heading", "table", "rows", "table end", "quote", "quote end"]
 
 
 class HtmlText(NamedTuple):
-    """A page's text and title, its sections (headings and tables), and its quotations as (start, end)."""
+    """A page's text and title, its sections (headings and tables), and the start and end of each quotation."""
 
     text: str
     title: str
@@ -37,13 +34,11 @@ class HtmlText(NamedTuple):
 
 
 def read_html(markup: str) -> HtmlText:
-    """Return a page's text and title.
+    """Convert a page.
 
-    Scripts, styles and the head are dropped. Paragraphs and headings are separated by blank lines; list items and table
-    rows get a line each. `<pre>` keeps its white space, and entities are decoded.
-
-    Returns:
-        The text; the title is that of the head, else the first heading, else empty.
+    Scripts, styles and the head are dropped. Blank lines separate paragraphs and headings; each list item and table row
+    has a line. `<pre>` keeps its white space, and entities are decoded. The title comes from the head or the first
+    heading; otherwise it is empty.
     """
     page = _Page()
     page.feed(markup.replace(_MARK, ""))
@@ -54,7 +49,7 @@ def read_html(markup: str) -> HtmlText:
 
 
 class _Mark:
-    """Something that begins or ends in the text; `words` of a heading, `certain` for rows below cells marked as headers."""
+    """Something that begins or ends in the text, with the `words` of a heading; `certain` for rows below a marked header."""
 
     def __init__(self, event: _Event, level: int = 0) -> None:
         self.event, self.level = event, level
@@ -78,7 +73,7 @@ class _Page(HTMLParser):
         self._cell_is_empty: bool | None = None  # None outside of cells
 
     def marked_text(self) -> tuple[str, list[list[_Mark]]]:
-        """Return the text with a _MARK wherever something begins or ends, and what that is."""
+        """Return the text with a _MARK wherever something begins or ends, and for each _MARK a list of these."""
         text = "".join(self._parts)
         text = re.sub(r"[ \t]*\n[ \t]*(?=\n)", "\n", text)
         text = re.sub(r"[ \t]+\n", "\n", text)
@@ -173,7 +168,7 @@ class _Page(HTMLParser):
 
 
 class _Tables:
-    """Follows the outermost table: where it begins, where the rows below its header begin, where it ends."""
+    """Finds where an outermost table begins and ends, and where the rows below its header begin."""
 
     def __init__(self) -> None:
         self._depth = self._rows = 0
@@ -209,7 +204,7 @@ class _Tables:
 
 
 def _placed(marked: str, groups: list[list[_Mark]]) -> tuple[str, tuple[Section, ...], tuple[Extent, ...]]:
-    """Return the text without marks, and the sections and quotations that the marks make."""
+    """Return the text without marks, and the sections and quotations between the marks."""
     pieces = marked.split(_MARK)
     text = "".join(pieces)
     sections = _Sections(text)
@@ -253,7 +248,7 @@ class _Sections:
             self._close_quote(offset)
 
     def quotes(self, end: int) -> list[Extent]:
-        """Return the outermost quotations; one that nothing follows ends with the text."""
+        """Return the outermost quotations; one that is still open ends with the text."""
         while self._quote_starts:
             self._close_quote(end)
         return self._quotes

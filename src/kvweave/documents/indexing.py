@@ -1,9 +1,9 @@
-"""Documents into a knowledge base: only what changed, and safe to interrupt at any moment.
+"""Adds new and changed documents to a knowledge base. An `add` may be interrupted at any moment.
 
 A document becomes visible in one commit, once its chunks are written; the same commit drops its earlier version. From then
-on it can be asked about. Vectors are written with the chunks if these are few or the caller waits; otherwise later, as chunk KV is
-(`chunk_preparation.py`). Every `add` also checks what listed chunks lack. This repairs interrupted runs and applies a new limit or
-recipe.
+on questions can use it. If the chunks are few, or the caller waits, they are written with their vectors. Otherwise their vectors
+follow later, as their KV does (`chunk_preparation.py`). Every `add` also looks for listed chunks that lack a vector or KV. This
+repairs interrupted runs and applies a new limit or recipe.
 """
 
 import os
@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from kvweave.answering.settings import within_context
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.documents.chunking import Chunker
@@ -27,6 +26,7 @@ from kvweave.documents.readers import ReadFile, digest_file
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.documents import ListedDocument, document_version
 from kvweave.models.gguf.reporting import reporting
+from kvweave.options import within_context
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
@@ -34,14 +34,14 @@ from kvweave.state.metadata import KBMetadata
 from kvweave.types import Chunk, Document
 
 BATCH_CHUNKS: Final = 64
-"""Chunks that are committed at once. An `add` of fewer embeds them before it does."""
+"""Chunks that are committed at once. An `add` of fewer chunks embeds them before it commits them."""
 
 Pending = list[tuple[Document, list[Chunk]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Adds documents to a knowledge base; files under `own_folder`, where kvweave stores its own, are none."""
+    """Adds documents to a knowledge base; skips files under `own_folder`, where kvweave stores its own."""
 
     state: KnowledgeBaseState
     components: Components
@@ -52,12 +52,15 @@ class Indexer:
     def add(
         self, paths: Sequence[Path], progress: Progress, *, wait: bool, only: Set[Path] | None = None
     ) -> AddReport:
-        """Bring the knowledge base up to date with these files and folders; files that cannot be read are reported.
+        """Bring the knowledge base up to date with these files and folders, and report files that cannot be read.
 
-        With `wait` chunk KV is computed too; else it is left to others, and the report says how much that is. `only` are the
-        files that may have changed; None if any may.
+        Args:
+            paths: files and folders.
+            progress: see `Progress`.
+            wait: compute chunk KV too. Otherwise the report counts the chunks that wait for their KV.
+            only: the files that may have changed; None means that any file may have.
 
-        Raises as `KnowledgeBase.add` does, before anything is changed.
+        Raises the errors of `KnowledgeBase.add`, before anything is changed.
         """
         began = time.perf_counter()
         self.state.database.check_writable()
@@ -92,13 +95,13 @@ class _Tally:
 
 
 class IndexRun:
-    """One `add`, with the models and settings that the knowledge base has at its start.
+    """One `add`, with the models and settings that the knowledge base has when it starts.
 
-    With `wait` chunks are committed with their vectors, however many they are.
+    With `wait`, all chunks are committed with their vectors.
 
     Raises:
-        KnowledgeBaseMismatch, InvalidRequest: the settings contradict what the knowledge base was made with, or chunks
-            of their length do not fit the model.
+        KnowledgeBaseMismatch: the settings contradict the ones that the knowledge base was made with.
+        InvalidRequest: chunks of the chosen length do not fit the model.
     """
 
     def __init__(self, indexer: Indexer, progress: Progress, *, wait: bool) -> None:
@@ -112,27 +115,26 @@ class IndexRun:
         self._tally = _Tally()
 
     def _make_chunker(self) -> Chunker:
-        """Return a chunker whose chunks fit behind the instruction."""
+        """Return a chunker whose chunks fit into the model's context behind the instruction."""
         model = self._model
         context_tokens = model.geometry.context_tokens
         chunk_tokens = self._metadata.chunk_tokens(within_context(None, DEFAULT_CHUNK_TOKENS, context_tokens))
-        overlap_tokens = self._metadata.overlap_tokens
         around = len(model.template.prefix_ids(self._system)) + len(model.template.with_separator(()))
-        room = context_tokens - around - 1  # a question has one token at least
+        room = context_tokens - around - 1  # a question has at least one token
         if chunk_tokens > room:
             raise InvalidRequest(
                 f"chunk_tokens is {chunk_tokens}, but behind the instruction {model.fingerprint.name} has room for "
                 f"{room}; use less, since several chunks and a question must fit together"
             )
-        return Chunker(model.tokenizer, chunk_tokens, overlap_tokens)
+        return Chunker(model.tokenizer, chunk_tokens, self._metadata.overlap_tokens)
 
     def add(self, paths: Sequence[Path], only: Set[Path] | None = None) -> AddReport:
-        """Read and commit what has changed, among the files `only` if they are given."""
+        """Read and commit the documents that have changed; see `Indexer.add`."""
         tally = self._tally
         found, skipped = find_files(paths)
         files = [path for path in found if not path.is_relative_to(self._own_folder)]
         tally.skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
-        tally.removed = self._remove_vanished(paths, files)
+        self._remove_vanished(paths, files)
         indexed = self._index.rows_by_version()
         self._read_and_commit(files, indexed, only)
         visible = self._state.documents.visible_versions()
@@ -150,7 +152,7 @@ class IndexRun:
         )
 
     def _copies(self, sources: Set[str]) -> tuple[CopiedDocument, ...]:
-        """Return which of these documents have the same bytes as another."""
+        """Return the copies that are among these documents, or have the same bytes as one of them."""
         if not sources:
             return ()
         return tuple(
@@ -161,29 +163,27 @@ class IndexRun:
 
     # Documents
 
-    def _remove_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> list[str]:
-        """Remove documents that were indexed from these paths and are no longer files there.
+    def _remove_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> None:
+        """Remove the documents that were indexed from these paths and whose files are gone.
 
-        A file that a link leads to is found once. If a new link is found first, the document under the old name goes.
+        A file is found once, however many links lead to it. If a new link is found first, the document under the old name
+        is removed.
         """
         present = {str(path) for path in files}
         reached = {os.path.realpath(path) for path in files}
-        gone = {
+        self._drop(
             source
             for path in paths
             for source in self._state.documents.sources_under(path)
             if source not in present
-            and _outer_file(source) not in present  # a file inside a file goes and stays with that
+            and _outer_file(source) not in present  # an attachment stays or goes with its e-mail
             and (_is_gone(source) or os.path.realpath(source) in reached)
-        }
-        for source in sorted(gone):
-            self._state.remove(source)
-        return sorted(gone)
+        )
 
     def _read_and_commit(
         self, files: Sequence[Path], indexed: dict[str, int], only: Set[Path] | None
     ) -> None:
-        """Read files, or those in `only`, and commit them in batches of about BATCH_CHUNKS chunks."""
+        """Read the files (of them only those in `only`, if given), and commit batches of about BATCH_CHUNKS chunks."""
         pending: Pending = []
         mails = [path for path in files if content_suffix(path.name) in MAILS]
         files = [path for path in files if only is None or path in only]
@@ -199,29 +199,28 @@ class IndexRun:
         self._progress("reading", len(files), len(files))
 
     def _read(self, path: Path, indexed: dict[str, int], reader: FileReader) -> Pending:
-        """Return the file's documents that have to be indexed, with their chunks; the tally says what becomes of others."""
+        """Return the file's new and changed documents with their chunks; count the others in the tally."""
         source, tally, documents = str(path), self._tally, self._state.documents
-        listed = documents.get(source)
         inside = documents.sources_under(path) if content_suffix(path.name) in MAILS else []
         earlier = {each: found for each in {source, *inside} if (found := documents.get(each)) is not None}
+        listed, whole = earlier.get(source), all(_is_whole(each, indexed) for each in earlier.values())
         try:
-            whole = listed is not None and all(_is_whole(each, indexed) for each in earlier.values())
-            if whole and listed is not None and listed.digest == digest_file(path):
+            if listed is not None and whole and listed.digest == digest_file(path):
                 tally.unchanged += sorted(earlier)
                 return []
             read = reader.read(path)
         except (InaccessibleDocument, MissingExtra) as error:
-            # What is indexed of it may still be right: it stays.
+            # The file may be unchanged, so its documents stay indexed.
             tally.skipped.append(SkippedFile(path, str(error)))
             return []
         except UnreadableDocument as error:
             tally.skipped.append(SkippedFile(path, str(error)))
-            self._drop(earlier)  # it changed into something that cannot be read: the earlier text is gone
+            self._drop(earlier)  # the file has changed, so the earlier text is no longer right
             return []
         return self._split(read, earlier, indexed)
 
     def _split(self, found: ReadFile, earlier: dict[str, ListedDocument], indexed: dict[str, int]) -> Pending:
-        """Cut the documents of a file that are new or changed, and remove those that are no longer in it."""
+        """Cut the new and changed documents of a file into chunks, and remove documents that the file no longer has."""
         tally, pending = self._tally, Pending()
         tally.skipped += found.skipped
         present = set()
@@ -232,13 +231,8 @@ class IndexRun:
                 tally.skipped.append(SkippedFile(Path(document.source), "there is no text in the file"))
                 continue
             present.add(document.source)
-            inside = len(found.documents) > 1 and document is not found.documents[0]
-            if (
-                inside
-                and before is not None
-                and before.digest == document.digest
-                and _is_whole(before, indexed)
-            ):
+            same = before is not None and before.digest == document.digest and _is_whole(before, indexed)
+            if same and document is not found.documents[0]:
                 tally.unchanged.append(document.source)
                 continue
             (tally.added if before is None else tally.changed).append(document.source)
@@ -248,15 +242,15 @@ class IndexRun:
         return pending
 
     def _drop(self, sources: Iterable[str]) -> None:
-        for source in sorted(sources):
+        for source in sorted(set(sources)):
             self._state.remove(source)
             self._tally.removed.append(source)
 
     def _commit(self, pending: Pending, *, with_vectors: bool) -> None:
         """Write chunks, then make the documents visible in one commit that also drops their old versions."""
         everything = [chunk for _, chunks in pending for chunk in chunks]
-        texts = [chunk.text for chunk in everything]
-        self._index.add(everything, self._encoder.encode(texts) if with_vectors else None)
+        vectors = self._encoder.encode([chunk.text for chunk in everything]) if with_vectors else None
+        self._index.add(everything, vectors)
         with self._state.database.transaction():
             self._check_written(pending)
             self._metadata.record(self._model.fingerprint, self._facts)
@@ -276,7 +270,7 @@ class IndexRun:
         }
 
     def _check_written(self, pending: Pending) -> None:
-        """Raise StoreError if another process deleted the index meanwhile; it does so under the lock held here."""
+        """Raise StoreError if another process has deleted the index. It cannot do so while this one holds the lock."""
         chunks = {
             document_version(document.source, document.digest): len(those) for document, those in pending
         }
@@ -288,7 +282,7 @@ class IndexRun:
 
 
 def _is_gone(source: str) -> bool:
-    """Return whether no file is there any more; a file that cannot be accessed now may well be there."""
+    """Return whether the file no longer exists; a file that cannot be accessed may still exist."""
     try:
         return not stat.S_ISREG(os.stat(source).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -298,7 +292,7 @@ def _is_gone(source: str) -> bool:
 
 
 def _outer_file(source: str) -> str:
-    """Return the outermost file that a source is inside of, such as the e-mail of an attachment; else the source itself."""
+    """Return the outermost file that contains a source, such as the e-mail of an attachment; a plain file is its own."""
     outer = source
     for parent in Path(source).parents:
         if content_suffix(parent.name) in MAILS:
@@ -307,5 +301,5 @@ def _outer_file(source: str) -> str:
 
 
 def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:
-    """Return whether the index still holds every chunk of a document; a lost folder or table shows here."""
+    """Return whether the index still holds every chunk of a document; it does not if its folder or table was lost."""
     return indexed.get(listed.version, 0) >= listed.chunks

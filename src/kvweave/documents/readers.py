@@ -1,4 +1,4 @@
-"""Reads a file by its kind: its text, title, places and doubts, and the files inside it. Knows nothing about chunks."""
+"""Reads files of all kinds, and the files inside them, as documents."""
 
 import gzip
 import hashlib
@@ -32,10 +32,10 @@ from kvweave.types import Document
 
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_PDF_BYTES = 512 * 2**20
-"""PDF, office files and mailboxes are mostly pictures, fonts and attachments, so they may be larger than text."""
+"""The limit for PDF, office files and mailboxes: they are mostly pictures, fonts and attachments."""
 
 MAX_NESTING: Final = 4
-"""An e-mail in an e-mail in …"""
+"""How deep e-mails may be attached to e-mails."""
 
 MAX_ATTACHMENTS: Final = 10_000
 _LONGEST_NAME_BYTES: Final = 200
@@ -59,33 +59,28 @@ _READERS: Final[dict[str, Reader]] = {
 _LARGE: Final = OFFICE | MAILS | {".pdf", ".epub"}
 
 RISKY: Final = _LARGE | HTML | NOTEBOOKS
-"""Kinds whose readers may take long, use much memory or crash: they get a process of their own (`reader_process`)."""
+"""Kinds whose readers may take long, use much memory or crash: these run in another process (`reader_process`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file's document, those of the files inside it, and what of these was skipped; paths are sources."""
+    """The documents of a file and of the files inside it, and which of the latter were skipped."""
 
     documents: tuple[Document, ...]
     skipped: tuple[SkippedFile, ...] = field(default=())
 
 
-def read_document(path: Path) -> Document:
-    """Return the file's own document; raises as `read_file`."""
-    return read_file(path).documents[0]
-
-
 def read_file(path: Path, ctx: ReadContext | None = None) -> ReadFile:
-    """Read one file, also as `.gz`, and the files inside it.
+    """Read one file, which may be compressed (`.gz`), and the files inside it.
 
     Returns:
-        The documents, the file's own first. `source` is the absolute path, `digest` that of the very bytes the text came
-        from. An attachment's source is a path below the file's.
+        The documents, the file's own first. Its `source` is the absolute path; an attachment's source is a path below it.
+        `digest` is that of the bytes that were read.
 
     Raises:
-        UnreadableDocument: binary, in an unknown encoding, damaged, password-protected, empty or too large.
-        InaccessibleDocument: it could not be opened or read. Both messages are the reason alone, without the path.
-        MissingExtra: the library for its kind is not installed.
+        UnreadableDocument: the file is binary, in an unknown encoding, damaged, password-protected, empty or too large.
+        InaccessibleDocument: the file cannot be opened or read. Both messages give the reason without the path.
+        MissingExtra: the library for this kind of file is not installed.
     """
     path = path.absolute()
     kind = content_suffix(path.name)
@@ -97,7 +92,7 @@ def read_file(path: Path, ctx: ReadContext | None = None) -> ReadFile:
 
 @dataclass(slots=True)
 class _FileRun:
-    """The reading of one file and those inside it."""
+    """Collects the documents of one file and of the files inside it."""
 
     ctx: ReadContext
     documents: list[Document] = field(default_factory=list)
@@ -105,7 +100,6 @@ class _FileRun:
     taken: set[str] = field(default_factory=set)
 
     def read(self, source: str, stored: bytes, depth: int = 0) -> None:
-        """Read a file's bytes; raises as `read_file`."""
         path = Path(source)
         compressed = path.suffix.lower() == ".gz"
         kind = content_suffix(path.name)
@@ -113,7 +107,9 @@ class _FileRun:
         data = _decompressed(stored, limit) if compressed else stored
         if not data.strip():
             raise UnreadableDocument("the file is empty")
-        found = _extracted(data, kind, self.ctx)
+        if kind not in _LARGE and (binary := binary_kind(data)):
+            raise UnreadableDocument(binary)
+        found = _READERS.get(kind, text.read_plain)(data, self.ctx)
         words = _without_surrogates(found.text)
         if not words.strip():
             raise UnreadableDocument("there is no text in the file")
@@ -139,7 +135,7 @@ class _FileRun:
             self.skipped.append(SkippedFile(Path(source), reason))
 
     def _free(self, source: str) -> str:
-        """Return the source, with a number if another file inside the same file has it."""
+        """Return the source, with a number added if another attachment has the same source."""
         free, number = source, 1
         while free in self.taken:
             number += 1
@@ -149,15 +145,8 @@ class _FileRun:
         return free
 
 
-def _extracted(data: bytes, kind: str, ctx: ReadContext) -> Extracted:
-    reader = _READERS.get(kind, text.read_plain)
-    if kind not in _LARGE and (found := binary_kind(data)):
-        raise UnreadableDocument(found)
-    return reader(data, ctx)
-
-
 def _usable(name: str) -> str:
-    """Return an attachment's name as one part of a path."""
+    """Return an attachment's name without the characters that a part of a path cannot have."""
     name = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff/\\]+", "_", name).strip(" .") or "attachment"
     stem, suffix = os.path.splitext(name)
     room = _LONGEST_NAME_BYTES - len(suffix.encode())
@@ -165,32 +154,34 @@ def _usable(name: str) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Return the digest of a file's bytes, as in its Document: 64 hex digits. The file is not loaded into memory.
+    """Return the digest of a file's bytes, as `Document` has it: 64 hex digits. Reads the file piece by piece.
 
-    Raises InaccessibleDocument if it cannot be opened or read.
+    Raises InaccessibleDocument if the file cannot be opened or read.
     """
-    try:
-        with _open(path) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise InaccessibleDocument(_access_error(error)) from error
+    with _open(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[io.BufferedReader]:
-    # Non-blocking: a pipe may have replaced the file since it was found, and opening it would wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError("not a regular file")
-        yield stream
+    """Open a regular file; an OSError, also while it is open, becomes InaccessibleDocument."""
+    try:
+        # Non-blocking: a pipe may have replaced the file since it was found, and opening a pipe waits for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise OSError("not a regular file")
+            yield stream
+    except PermissionError as error:
+        raise InaccessibleDocument("no permission to read it") from error
+    except FileNotFoundError as error:
+        raise InaccessibleDocument("it no longer exists") from error
+    except OSError as error:
+        raise InaccessibleDocument(f"cannot be read: {error.strerror or error}") from error
 
 
 def _read_bytes(path: Path, limit: int) -> bytes:
-    try:
-        with _open(path) as stream:
-            data = stream.read(limit + 1)
-    except OSError as error:
-        raise InaccessibleDocument(_access_error(error)) from error
+    with _open(path) as stream:
+        data = stream.read(limit + 1)
     if len(data) > limit:
         raise UnreadableDocument(_too_large(limit))
     return data
@@ -199,7 +190,7 @@ def _read_bytes(path: Path, limit: int) -> bytes:
 def _decompressed(data: bytes, limit: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            unpacked = stream.read(limit + 1)  # no more: a small file may expand to gigabytes
+            unpacked = stream.read(limit + 1)  # a small file may expand to gigabytes
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"damaged gzip file: {error}") from error
     if len(unpacked) > limit:
@@ -207,18 +198,10 @@ def _decompressed(data: bytes, limit: int) -> bytes:
     return unpacked
 
 
-def _access_error(error: OSError) -> str:
-    if isinstance(error, PermissionError):
-        return "no permission to read it"
-    if isinstance(error, FileNotFoundError):
-        return "it no longer exists"
-    return f"cannot be read: {error.strerror or error}"
-
-
 def _too_large(limit: int) -> str:
     return f"larger than {limit // 2**20} MiB; split it into smaller files"
 
 
 def _without_surrogates(text: str) -> str:
-    """Replace lone surrogates and NULs, which no tokenizer or database accepts, by U+FFFD; offsets stay."""
+    """Replace surrogates and NULs, which tokenizers and databases reject, by U+FFFD; offsets stay the same."""
     return re.sub("[\ud800-\udfff\0]", "\ufffd", text)

@@ -1,1 +1,1 @@
-"""Documents in, chunks out: read files, split them into chunks, index and search them."""
+"""The list of documents and chunks, and search among the chunks."""

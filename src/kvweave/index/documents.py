@@ -1,8 +1,7 @@
-"""The list of documents and their chunks, in SQLite. Readers see only what it lists.
+"""The list of documents and their chunks, in SQLite. A document or chunk that is not listed does not exist for readers.
 
-Every write joins the caller's transaction, so a document becomes visible in the commit that also records the ownership
-of its chunk KV. Holds neither texts nor vectors: the vector index has those, under the same row names. Which chunks have no
-vector yet is listed here.
+Every write joins the caller's transaction, so a document becomes visible in the commit that also records who owns its chunk KV.
+Texts and vectors are in the vector index, under the same row ids. This list knows which chunks have no vector yet.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvweave.database import Database
 from kvweave.types import Chunk, Document, Place
@@ -31,13 +30,17 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS chunk_places (
         row_id TEXT PRIMARY KEY REFERENCES document_chunks (row_id) ON DELETE CASCADE,
         page INTEGER, heading TEXT NOT NULL, line INTEGER) WITHOUT ROWID""",
-    # A number is never given twice: it also says which adding of a chunk is meant.
+    # A number is never used twice, so it also tells a chunk from the same chunk added again.
     """CREATE TABLE IF NOT EXISTS chunks_without_vector (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         row_id TEXT NOT NULL UNIQUE REFERENCES document_chunks (row_id) ON DELETE CASCADE)""",
 )
-_DOCUMENT: Final = "SELECT source, version, digest, title, chunks, tokens, added_at FROM documents"
+_DOCUMENT: Final = """SELECT source, version, digest, title, chunks, tokens, added_at, (
+    SELECT json_group_array(note) FROM
+        (SELECT note FROM document_notes WHERE source = documents.source ORDER BY position)) FROM documents"""
 _CHUNK: Final = "SELECT row_id, source, position, kv_digest, kv_tokens FROM document_chunks"
+_AT_PLACES: Final = """WHERE (source, position) IN
+    (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +49,15 @@ class ListedDocument:
 
     Attributes:
         source: absolute path.
-        version: names its rows in the vector index.
-        digest: of the file's bytes.
-        title: for people.
+        version: identifies its rows in the vector index.
+        digest: digest of the file's bytes.
+        title: the title that people see.
         chunks: number of chunks.
         tokens: number of tokens.
         added_at_s: seconds since 1970.
         notes: doubts about its text; see `Document`.
-        same_as: the source of an earlier document with the same bytes, of which it is a copy; empty if there is none. What
-            several documents hold counts once in a search.
+        same_as: if the document is a copy, the source of the first document with the same bytes; otherwise empty. A search
+            returns a text once, even if several documents have it.
     """
 
     source: str
@@ -73,10 +76,10 @@ class ListedChunk:
     """A chunk of a listed document.
 
     Attributes:
-        row_id: its row in the vector index.
-        source: its document.
+        row_id: id of its row in the vector index.
+        source: source of its document.
         position: its number in the document, from 0.
-        kv_digest: digest of its token ids in a prompt, by which its KV is stored.
+        kv_digest: digest of its token ids in a prompt, the key of its KV.
         kv_tokens: number of those ids.
     """
 
@@ -88,47 +91,41 @@ class ListedChunk:
 
 
 class DocumentTable:
-    """The tables `documents` and `document_chunks` of `database` and those that belong to them, created if missing."""
+    """The tables of documents, chunks, notes and places in `database`; creates missing ones."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.script(_SCHEMA)
 
     def get(self, source: str) -> ListedDocument | None:
-        """Return the document from this source, or None; `same_as` is left empty."""
+        """Return the document with this source, or None if it is not listed; its `same_as` is empty."""
         rows = self._database.query(f"{_DOCUMENT} WHERE source = ?", (source,))
-        if not rows:
-            return None
-        notes = self._database.query(
-            "SELECT note FROM document_notes WHERE source = ? ORDER BY position", (source,)
-        )
-        return replace(ListedDocument(*rows[0]), notes=tuple(note for (note,) in notes))
+        return _listed(*rows[0]) if rows else None
 
     def all_documents(self) -> list[ListedDocument]:
-        """Return every document, ordered by source."""
-        notes: dict[str, list[str]] = {}
-        for source, note in self._database.query(
-            "SELECT source, note FROM document_notes ORDER BY source, position"
-        ):
-            notes.setdefault(source, []).append(note)
+        """Return all documents, ordered by source."""
         first: dict[str, str] = {}  # digest -> source
         documents = []
         for row in self._database.query(f"{_DOCUMENT} ORDER BY source"):
-            listed = replace(ListedDocument(*row), notes=tuple(notes.get(row[0], ())))
+            listed = _listed(*row)
             original = first.setdefault(listed.digest, listed.source)
             documents.append(listed if original == listed.source else replace(listed, same_as=original))
         return documents
+
+    def count(self) -> int:
+        """Return how many documents are listed."""
+        return int(self._database.query("SELECT count(*) FROM documents")[0][0])
 
     def chunk_count(self) -> int:
         """Return how many chunks the listed documents have."""
         return int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
 
     def visible_versions(self) -> frozenset[str]:
-        """Return the version of each listed document: rows of other versions in the vector index do not count."""
+        """Return the versions of all documents; the vector index may have rows of other versions, which do not count."""
         return frozenset(version for (version,) in self._database.query("SELECT version FROM documents"))
 
     def sources_under(self, path: str | Path) -> list[str]:
-        """Return the sources that are `path` itself or inside that folder, ordered. The path need not exist."""
+        """Return the sources that are `path` itself or below it, ordered. The path need not exist."""
         place = os.path.abspath(Path(path).expanduser())
         folder = place.rstrip(os.sep) + os.sep
         rows = self._database.query(
@@ -138,7 +135,7 @@ class DocumentTable:
         return [source for (source,) in rows]
 
     def all_chunks(self) -> list[ListedChunk]:
-        """Return every listed chunk, by source and position."""
+        """Return all chunks, ordered by source and position."""
         return [ListedChunk(*row) for row in self._database.query(f"{_CHUNK} ORDER BY source, position")]
 
     def without_vector_count(self) -> int:
@@ -146,7 +143,7 @@ class DocumentTable:
         return int(self._database.query("SELECT count(*) FROM chunks_without_vector")[0][0])
 
     def without_vector(self, limit: int) -> dict[int, str]:
-        """Return the first chunks added that have no vector yet, as their names in the index; the keys are for `have_vector`."""
+        """Return the row ids of up to `limit` chunks without a vector, the first added first; the keys are for `have_vector`."""
         return dict(
             self._database.query(
                 "SELECT number, row_id FROM chunks_without_vector ORDER BY number LIMIT ?", (limit,)
@@ -154,27 +151,25 @@ class DocumentTable:
         )
 
     def have_vector(self, numbers: Iterable[int]) -> None:
-        """Note that chunks of `without_vector` have one now; one that was added again since still counts as without."""
+        """Note that these chunks have a vector now, given by their keys from `without_vector`.
+
+        A chunk that was added again in the meantime has another key and still counts as without a vector.
+        """
         self._database.execute(
             "DELETE FROM chunks_without_vector WHERE number IN (SELECT value FROM json_each(?))",
             (json.dumps(list(numbers)),),
         )
 
     def chunks_at(self, places: Sequence[tuple[str, int]]) -> list[ListedChunk]:
-        """Return the listed chunks at these sources and positions, in any order, by one query."""
-        rows = self._database.query(
-            f"""{_CHUNK} WHERE (source, position) IN
-                (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))""",
-            (json.dumps(places),),
-        )
+        """Return the listed chunks at these sources and positions, in any order."""
+        rows = self._database.query(f"{_CHUNK} {_AT_PLACES}", (json.dumps(places),))
         return [ListedChunk(*row) for row in rows]
 
     def places(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Place]:
-        """Return where a person finds the chunks at these sources and positions; chunks of earlier versions have none."""
+        """Return the place, for people, of each chunk at these sources and positions; chunks without one are left out."""
         rows = self._database.query(
-            """SELECT source, position, page, heading, line FROM document_chunks JOIN chunk_places USING (row_id)
-                WHERE (source, position) IN
-                (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))""",
+            "SELECT source, position, page, heading, line FROM document_chunks JOIN chunk_places USING (row_id) "
+            + _AT_PLACES,
             (json.dumps(places),),
         )
         return {(source, position): Place(*place) for source, position, *place in rows}
@@ -188,13 +183,13 @@ class DocumentTable:
         *,
         with_vectors: bool = True,
     ) -> ListedDocument:
-        """List a document with its chunks, in place of any earlier version from the same source.
+        """List a document with its chunks, in place of an earlier version with the same source.
 
         Args:
             document: the document that was split.
-            chunks: n chunks in reading order.
-            kv_digests: for each the digest of its token ids in a prompt, by which its KV is stored.
-            kv_tokens: for each the number of those ids, including the separator before the next chunk.
+            chunks: its n chunks in reading order.
+            kv_digests: n digests, of each chunk's token ids in a prompt: the keys of its KV.
+            kv_tokens: n numbers of those ids, which include the separator before the next chunk.
             with_vectors: whether the index has the chunks' vectors.
         """
         version = document_version(document.source, document.digest)
@@ -213,6 +208,12 @@ class DocumentTable:
             (row_id(version, n), document.source, n, digest, count)
             for n, (_, digest, count) in enumerate(zip(chunks, kv_digests, kv_tokens, strict=True))
         ]
+        notes = [(document.source, n, note) for n, note in enumerate(document.notes)]
+        places = [
+            (row_id(version, n), *astuple(chunk.place))
+            for n, chunk in enumerate(chunks)
+            if chunk.place != Place()
+        ]
         with self._database.transaction():
             self.remove(document.source)
             self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(listed)[:7])
@@ -221,41 +222,33 @@ class DocumentTable:
                 self._database.execute_many(
                     "INSERT INTO chunks_without_vector (row_id) VALUES (?)", [row[:1] for row in rows]
                 )
-            self._put_notes_and_places(document, chunks, version)
+            self._database.execute_many("INSERT INTO document_notes VALUES (?, ?, ?)", notes)
+            self._database.execute_many("INSERT INTO chunk_places VALUES (?, ?, ?, ?)", places)
         return listed
 
-    def _put_notes_and_places(self, document: Document, chunks: Sequence[Chunk], version: str) -> None:
-        self._database.execute_many(
-            "INSERT INTO document_notes VALUES (?, ?, ?)",
-            [(document.source, n, note) for n, note in enumerate(document.notes)],
-        )
-        self._database.execute_many(
-            "INSERT INTO chunk_places VALUES (?, ?, ?, ?)",
-            [
-                (row_id(version, n), chunk.place.page, chunk.place.heading, chunk.place.line)
-                for n, chunk in enumerate(chunks)
-                if chunk.place != Place()
-            ],
-        )
-
     def remove(self, source: str) -> ListedDocument | None:
-        """Remove a document and its chunks from the list; return the document, or None if it was not listed."""
+        """Remove a document and its chunks from the list; return it as `get` does."""
         with self._database.transaction():
             listed = self.get(source)
             self._database.execute("DELETE FROM documents WHERE source = ?", (source,))
         return listed
 
 
+def _listed(*row: Any) -> ListedDocument:
+    *columns, notes = row
+    return replace(ListedDocument(*columns), notes=tuple(json.loads(notes)))
+
+
 def document_version(source: str, digest: str) -> str:
-    """Return the name of one version of a document, from its source and the digest of its bytes: 32 hex digits."""
+    """Return the id of a version of a document, made from its source and the digest of its bytes: 32 hex digits."""
     return hashlib.blake2b(json.dumps([source, digest]).encode(), digest_size=16).hexdigest()
 
 
 def row_id(version: str, position: int) -> str:
-    """Return the name of the chunk at a position (from 0) of a document's version; unique in a knowledge base."""
+    """Return the id of the chunk at a position (from 0) in a document's version; unique in a knowledge base."""
     return f"{version}:{position}"
 
 
 def version_of(row: str) -> str:
-    """Return the version in a chunk's name; see `row_id`."""
+    """Return the version that a row id contains; see `row_id`."""
     return row.rpartition(":")[0]

@@ -1,9 +1,8 @@
 """Hybrid search in the vector index: a ranking by words (BM25) and one by vectors, combined by reciprocal rank fusion.
 
-Two more rankings are of few chunks: those that hold every word of the question, and those that hold what it quotes word for word,
-such as an identifier, which come first. The rankings are filtered before they are fused. So a row that is not
-visible takes no rank from a visible one, nor a copied text from another text. A row that has no vector yet gets half of what its
-rank by words is worth in place of a rank by vectors.
+Two more rankings have few chunks: those that contain every word of the question, and those that contain a quotation or an identifier
+from the question literally. Rows that are not visible, and copies of a text, are removed before the rankings are fused, so they take
+no ranks. A row that has no vector yet gets half of the score of its rank by words in place of a score by vectors.
 """
 
 import re
@@ -11,27 +10,28 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from lancedb.query import MatchQuery
 
-from kvweave.index.lance import MatchQuery
 from kvweave.index.words import COLUMN, query_words
 
 RANK_OFFSET: Final = 60
 """The constant of reciprocal rank fusion, 1 / (60 + rank), from its paper."""
 
 QUOTE_WEIGHT: Final = 2
-"""How much the rank by quotes counts: as much as first ranks by words and by vectors together."""
+"""Weight of the ranking by quotes: a first rank counts as much as first ranks by words and by vectors together."""
 
 STAND_IN_WEIGHT: Final = 0.5
-"""What a rank by words counts in place of one by vectors: the vector may agree with the words or be far away."""
+"""Weight of the rank by words where a vector is missing: it might have agreed with the words or not."""
 
 CANDIDATES_PER_RESULT: Final = 4
 MIN_CANDIDATES: Final = 40
 _MOST_EQUAL: Final = 1000
-"""From this many rows on, it is left to chance which of equal ones are among the candidates."""
+"""With this many rows, the search no longer fetches all rows that are equal to the last one."""
 
 _COLUMNS: Final = ["version", "source", "position", "start", "end", "digest", "text"]
 _LACKS_VECTOR: Final = "lacks_vector"
@@ -45,17 +45,17 @@ Fetch = Callable[[int, str | None], list[Row]]
 
 @dataclass(frozen=True, slots=True)
 class SearchReason:
-    """Why a search found a chunk; None where a ranking does not have it.
+    """The reasons why a search found a chunk. The ranks and scores of a ranking without the chunk are None.
 
     Attributes:
-        word_rank: its place by words, from 1.
+        word_rank: its rank by words, from 1.
         bm25: its score by words.
-        vector_rank: its place by vectors, from 1.
+        vector_rank: its rank by vectors, from 1.
         cosine: similarity of its vector to the question's, -1..1.
-        all_words: whether it holds every word of the question, and few chunks do.
-        quotes: what of the question it holds word for word, and few chunks do.
-        rerank_score: what the reranking model gave it; None without one.
-        lacks_vector: whether it has no vector yet, and was found by its words alone.
+        all_words: whether it is one of the few chunks that contain every word of the question.
+        quotes: parts of the question that it contains literally, as few chunks do.
+        rerank_score: its score from the reranking model; None without such a model.
+        lacks_vector: whether it has no vector yet, so that only its words were compared.
     """
 
     word_rank: int | None = None
@@ -73,14 +73,14 @@ class FoundChunk:
     """A chunk that a search found.
 
     Attributes:
-        version: of its document.
-        source: its document.
+        version: version of its document.
+        source: source of its document.
         position: its number in the document, from 0.
         start: character offset into the document's text.
         end: character offset into the document's text.
         text: the chunk's text.
         score: fused rank score; higher is better, comparable within one search only.
-        reason: why it was found; two chunks are equal without it.
+        reason: why the search found it; ignored when chunks are compared.
     """
 
     version: str
@@ -96,13 +96,14 @@ class FoundChunk:
 def hybrid_search(
     table: Any, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
 ) -> list[FoundChunk]:
-    """Return the k best rows, best first; of equal scores those found by words come first, then by source and position.
+    """Return the k best chunks, best first.
 
-    Of chunks with the same tokens (copied files) only the best-ranked one takes part: k results are k texts.
+    Among equal scores, chunks found by words come first; then source and position decide. Of chunks with the same tokens
+    (copied files) only the best takes part, so k results are k different texts.
 
     Args:
         table: the LanceDB table.
-        question: the words to match. Any text: it is not parsed as a query language.
+        question: the text whose words are matched. Operators of query languages have no meaning in it.
         vector: the question's vector, (dimensions,).
         k: most results.
         visible: versions whose rows count.
@@ -110,49 +111,43 @@ def hybrid_search(
     if not visible or k < 1:
         return []
     depth = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
-    by_vector = _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), depth, visible)
-    by_words = _visible_rows(lambda limit, where: _by_words(table, question, limit, where), depth, visible)
+    by_vector = _visible_rows(partial(_by_vector, table, vector), depth, visible)
+    by_words = _visible_rows(partial(_by_words, table, question), depth, visible)
     by_quotes = _with_quotes(by_words, question, k)
     by_all_words = _with_all_words(by_words, question, k)
     rankings = [by_vector, by_words, by_all_words, *[by_quotes] * QUOTE_WEIGHT]
     scores = fuse_rankings([[row["digest"] for row in ranking] for ranking in rankings])
-    lacking = _without_vector(by_words, by_vector)
-    for rank, digest in lacking:
-        scores[digest] += STAND_IN_WEIGHT / (RANK_OFFSET + rank)
     reasons = _reasons(by_vector, by_words, by_all_words, by_quotes)
-    for _, digest in lacking:
+    for rank, digest in _without_vector(by_words, by_vector):
+        scores[digest] += STAND_IN_WEIGHT / (RANK_OFFSET + rank)
         reasons[digest] = replace(reasons[digest], lacks_vector=True)
-    rows = _distinct([*by_vector, *by_words])
-    found = [_found_chunk(row, scores[row["digest"]], reasons[row["digest"]]) for row in rows]
-    return sorted(found, key=_place)[:k]
-
-
-def _place(chunk: FoundChunk) -> tuple[float, bool, str, int]:
-    return -chunk.score, chunk.reason.word_rank is None, chunk.source, chunk.position
+    found = []
+    for row in _distinct([*by_vector, *by_words]):
+        chunk = {name: row[name] for name in _COLUMNS if name != "digest"}
+        found.append(FoundChunk(**chunk, score=scores[row["digest"]], reason=reasons[row["digest"]]))
+    found.sort(key=lambda each: (-each.score, each.reason.word_rank is None, each.source, each.position))
+    return found[:k]
 
 
 def reranked(chunks: Sequence[FoundChunk], question: str, rerank: Rerank) -> list[FoundChunk]:
-    """Return chunks in the order of a reranking model, whose scores become theirs."""
+    """Return the chunks in the order of a reranking model, with its scores."""
     scores = rerank(question, [chunk.text for chunk in chunks])
     scored = [
         replace(chunk, score=score, reason=replace(chunk.reason, rerank_score=score))
         for chunk, score in zip(chunks, scores, strict=True)
     ]
-    return sorted(
-        scored, key=lambda chunk: -chunk.score
-    )  # stable: equal ones stay in the order of the search
+    return sorted(scored, key=lambda chunk: -chunk.score)  # stable: equal chunks keep their order
 
 
 def nearest_texts(table: Any, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
     """Return the k different texts nearest to a vector (dimensions,), nearest first, from rows of visible versions."""
     if not visible or k < 1:
         return []
-    rows = _visible_rows(lambda limit, where: _by_vector(table, vector, limit, where), k, visible)
-    return [row["text"] for row in rows]
+    return [row["text"] for row in _visible_rows(partial(_by_vector, table, vector), k, visible)]
 
 
 def fuse_rankings(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
-    """Return each name's score: the sum of 1 / (60 + rank), rank from 1, over the rankings."""
+    """Return the score of each name: the sum of 1 / (60 + rank) over the rankings, with ranks from 1."""
     scores: dict[str, float] = defaultdict(float)
     for ranking in rankings:
         for rank, name in enumerate(ranking, 1):
@@ -161,7 +156,7 @@ def fuse_rankings(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
 
 
 def in_list(column: str, values: Iterable[str]) -> str:
-    """Return an SQL condition: the column has one of the values."""
+    """Return an SQL condition that is true if the column has one of the values."""
     quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in sorted(values))
     return f"{column} IN ({quoted})"
 
@@ -169,9 +164,9 @@ def in_list(column: str, values: Iterable[str]) -> str:
 def _visible_rows(fetch: Fetch, depth: int, visible: Collection[str]) -> list[Row]:
     """Return the best `depth` visible rows of one ranking, each text once.
 
-    Usually every row is visible, and a long filter costs more than the search. So the filter is added to the search
-    only if it found too few rows without one. Which of many equal rows a search returns depends on the moment: more are
-    fetched until all that equal the last one kept are there.
+    A long filter takes more time than the search, and usually every row is visible. So the search runs without a filter
+    first, and with one only if it found too few visible rows. LanceDB returns any of equal rows, so more rows are fetched
+    until all rows that are equal to the last one kept are there.
     """
     limit, where = 2 * depth, None
     while True:
@@ -189,7 +184,7 @@ def _differ(row: Row, worse: Row) -> bool:
 
 
 def _distinct(rows: Iterable[Row]) -> list[Row]:
-    """Return the first row of each text: files are copied, and two processes may add one document at a time."""
+    """Return the first row of each text. A text has several if files were copied, or two processes added a document."""
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(row["digest"], row)
@@ -198,36 +193,34 @@ def _distinct(rows: Iterable[Row]) -> list[Row]:
 
 def _by_vector(table: Any, vector: npt.NDArray[np.float32], limit: int, where: str | None) -> list[Row]:
     search = table.search(vector, query_type="vector", vector_column_name="vector").distance_type("l2")
-    # Unit vectors: the order by distance is the order by cosine, and a zero vector is no special case.
+    # Vectors have length 1, so distance orders them as cosine does; it is also defined for a zero vector.
     return _fetched(search, limit, where, "_distance", 1.0)
 
 
 def _by_words(table: Any, question: str, limit: int, where: str | None) -> list[Row]:
-    if not has_word_index(table):  # an index of another version that cannot be written to
-        return _fetched(
-            table.search(MatchQuery(question, "text"), query_type="fts"), limit, where, "_score", -1.0
-        )
-    words = query_words(question).words
+    words, column = " ".join(query_words(question).words), COLUMN
+    if not has_word_index(table):  # another version's index in a folder that cannot be written to
+        words, column = question, "text"
     if not words:
         return []
-    query, more = MatchQuery(" ".join(words), COLUMN), [COLUMN]
-    return _fetched(table.search(query, query_type="fts"), limit, where, "_score", -1.0, more)
+    search = table.search(MatchQuery(words, column), query_type="fts")
+    return _fetched(search, limit, where, "_score", -1.0, [column])
 
 
 def has_word_index(table: Any) -> bool:
-    """Return whether the words of this version are indexed."""
+    """Return whether the table has an index of `COLUMN`, the words as this version of kvweave cuts them."""
     return any(COLUMN in index.columns for index in table.list_indices())
 
 
 def _with_all_words(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
-    """Return the rows that hold every word of the question, unless they are too many to tell a difference."""
+    """Return the rows that contain every word of the question, or no rows if more than k do."""
     wanted = query_words(question)
     rows = [row for row in by_words if wanted.all_in(row.get(COLUMN) or "")]
     return rows if len(rows) <= k else []
 
 
 def _with_quotes(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
-    """Return the rows that hold what the question quotes, unless they are too many to tell a difference."""
+    """Return the rows that contain quotes of the question, each with those quotes that at most k rows contain."""
     wanted = quotes(question)
     rows = [{**row, "quotes": held(wanted, row["text"])} for row in by_words]
     rare = {quote for quote in wanted if 0 < sum(quote in row["quotes"] for row in rows) <= k}
@@ -237,7 +230,7 @@ def _with_quotes(by_words: Sequence[Row], question: str, k: int) -> list[Row]:
 
 
 def _without_vector(by_words: Sequence[Row], by_vector: Sequence[Row]) -> list[tuple[int, str]]:
-    """Return the places by words, from 1, and the digests of the rows whose text has no vector in the table."""
+    """Return the ranks by words, from 1, and the digests of the rows whose text has no vector in the table."""
     nearest = {row["digest"] for row in by_vector}
     return [
         (rank, row["digest"])
@@ -252,7 +245,7 @@ def _reasons(
     by_all_words: Sequence[Row],
     by_quotes: Sequence[Row],
 ) -> dict[str, SearchReason]:
-    """Return each row's places, by the digest of its text."""
+    """Return the reason for each row, by the digest of its text."""
     reasons: dict[str, SearchReason] = defaultdict(SearchReason)
     for rank, row in enumerate(by_vector, 1):  # squared distance of unit vectors
         reasons[row["digest"]] = SearchReason(vector_rank=rank, cosine=1 - row["_distance"] / 2)
@@ -276,20 +269,7 @@ def _fetched(
     return sorted(rows, key=lambda row: (sign * row[column], row["source"], row["position"]))
 
 
-def _found_chunk(row: Row, score: float, reason: SearchReason) -> FoundChunk:
-    return FoundChunk(
-        version=row["version"],
-        source=row["source"],
-        position=row["position"],
-        start=row["start"],
-        end=row["end"],
-        text=row["text"],
-        score=score,
-        reason=reason,
-    )
-
-
-# What a question may quote from a text word for word: identifiers, checksums, quotations, itself
+# Quotes: the parts of a question that a text may contain literally, such as identifiers, checksums and quotations
 
 _MOST_LETTERS: Final = 200
 _LEAST_DIGITS: Final = 6  # a shorter number is a year, a price or a page
@@ -304,7 +284,7 @@ _JOINED: Final = re.compile(r"[^\W\d_][_.:/#@-][^\W\d_]|[a-z][A-Z]|_|::")
 
 
 def quotes(question: str) -> list[str]:
-    """Return what a question may quote, each once, without case: first the whole question."""
+    """Return the quotes of a question in lower case, each once; the first one is the whole question."""
     text = unicodedata.normalize("NFKC", question)
     quoted = [part for match in _QUOTED.findall(text) for part in match]
     identifiers = [word for word in _WORD.findall(text) if _is_identifier(word.strip(_AROUND))]
@@ -313,7 +293,7 @@ def quotes(question: str) -> list[str]:
 
 
 def held(wanted: Sequence[str], text: str) -> tuple[str, ...]:
-    """Return those of some quotes that a text holds, not as a part of longer words."""
+    """Return the quotes that a text contains as whole words."""
     if not wanted:
         return ()
     plain = unicodedata.normalize("NFKC", text).casefold()
@@ -321,7 +301,7 @@ def held(wanted: Sequence[str], text: str) -> tuple[str, ...]:
 
 
 def is_spelled(question: str, text: str) -> bool:
-    """Return whether a text holds the whole question with its capitals."""
+    """Return whether a text contains the whole question with the same capitals."""
     return unicodedata.normalize("NFKC", question).strip(_AROUND) in unicodedata.normalize("NFKC", text)
 
 
@@ -332,7 +312,7 @@ def _is_identifier(word: str) -> bool:
 
 
 def _as_words(quote: str) -> re.Pattern[str]:
-    """Return a pattern of a quote that is no part of a longer word, in scripts that have spaces."""
+    """Return a pattern that finds a quote, but not within a longer word of a script with spaces."""
     before = r"(?<![^\W_])" if _needs_edge(quote[0]) else ""
     after = r"(?![^\W_])" if _needs_edge(quote[-1]) else ""
     return re.compile(before + re.escape(quote) + after)

@@ -1,26 +1,28 @@
-"""Chunk texts and their vectors in a LanceDB table, which several processes may read and write at once.
+"""Texts and vectors of chunks in a LanceDB table, which several processes may read and write at once.
 
-A row is only a copy. The list of documents decides whether it counts, and callers pass that as `visible`. A row without a vector
-is found by its words alone. Knows nothing about KV.
+Only rows of visible versions count: the list of documents knows these, and callers pass them as `visible`. A search finds a row
+without a vector by its words alone.
 """
 
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import lancedb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from lancedb.index import FTS
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
 from kvweave.index.documents import document_version, row_id
-from kvweave.index.lance import FTS, lancedb
 from kvweave.index.search import (
     FoundChunk,
     Rerank,
@@ -35,29 +37,25 @@ from kvweave.types import Chunk
 
 TABLE: Final = "chunks"
 GRACE_S: Final = 3600.0
-"""A sweep keeps younger rows that are not visible: another process may be about to list them."""
+"""A sweep keeps younger rows even if they are not visible: another process may be about to list them."""
 
 RERANKED: Final = 20
-"""At least so many chunks are put before a reranking model."""
+"""The least number of chunks that a reranking model gets."""
 _MOST_UNCOUNTED: Final = 1000
-"""A search for more chunks than this asks first how many there are: the index reserves room for all it is asked for."""
+"""A search for more chunks than this counts the rows first, since LanceDB reserves memory for all results it is asked for."""
 
 _WORDS_FIELD: Final = pa.field(COLUMN, pa.string())
-"""Null in rows that a process of another version has written, until `_fill_words`."""
+"""Null in rows that another version of kvweave has written, until `_fill_words`."""
 
-_TEXT: Final = "text"
 _COLUMN_PREFIX: Final = "words_"
 _FILLED_ROWS: Final = 2000
-
-Commit = Callable[[Callable[[], Any]], Any]
-"""Runs an action that commits, again after a conflict with another process."""
 
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
 _NAMES_PER_QUERY: Final = 1000
 _CACHE_BYTES: Final = {"index_cache_size_bytes": 256 * 2**20, "metadata_cache_size_bytes": 16 * 2**20}
-"""What LanceDB may keep in memory of all tables of the process. Each change of a document makes versions of its table, and left to
-itself LanceDB keeps what it has read of every one, up to 7 GB for each knowledge base."""
+"""Limits for all tables of the process. Each change of a document makes a new version of the table, and without limits LanceDB keeps
+what it has read of every version, up to 7 GB for each knowledge base."""
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -65,7 +63,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _as_store_errors() -> Iterator[None]:
-    """Turn what LanceDB raises into a StoreError that says what to do."""
+    """Turn errors of LanceDB into a StoreError that says what to do."""
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
@@ -76,15 +74,15 @@ def _as_store_errors() -> Iterator[None]:
 
 
 class VectorIndex:
-    """The table of one knowledge base under `folder`, created if missing.
+    """The table of one knowledge base under `folder`; it is created if it does not exist.
 
     Searches find rows as soon as `add` returns. LanceDB scans rows that the word index does not contain yet; `sweep`
-    adds them to it. Vectors are compared one by one, exactly.
+    adds them to the index. Every vector is compared, without an approximate index.
 
     Args:
         folder: for LanceDB's files.
         dimensions: length of the vectors.
-        rerank: orders the best chunks of a search again.
+        rerank: scores the best chunks of a search again, which orders them.
 
     Raises:
         KnowledgeBaseMismatch: the table was created for vectors of another length.
@@ -107,18 +105,22 @@ class VectorIndex:
                 f"the index in {folder} holds vectors of length {stored}, this embedding model makes {dimensions}; "
                 "use the model it was made with, or another knowledge base"
             )
-        self._prepare_word_index()
+        try:
+            _prepare_words(self._table)
+        except (RuntimeError, ValueError, OSError) as error:
+            # The folder may be read-only. Searches then use the index that is there.
+            _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
 
     @_as_store_errors()
     def add(self, chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32] | None) -> None:
-        """Write the chunks of whole documents, in place of any rows of the same document versions.
+        """Write the chunks of whole documents, in place of earlier rows of the same document versions.
 
         One call for many documents is much faster than one for each. Other processes may add the same documents at the
-        same time: a version's rows are never missing in between.
+        same time; at no moment are the rows of a version missing.
 
         Args:
             chunks: all chunks of each document, each document's in reading order.
-            vectors: (chunks, dimensions), rows of length 1; None if they follow: until then words alone find these chunks.
+            vectors: (chunks, dimensions), rows of length 1; None if `write_vectors` follows.
         """
         assert vectors is None or vectors.shape == (len(chunks), self._dimensions), vectors.shape
         if not chunks:
@@ -134,20 +136,13 @@ class VectorIndex:
 
     @_as_store_errors()
     def without_vector(self, row_ids: Sequence[str]) -> dict[tuple[str, str], str]:
-        """Return the texts of those rows that have no vector, by id and digest."""
-        texts: dict[tuple[str, str], str] = {}
-        for names in _batches(row_ids):
-            condition = f"vector IS NULL AND {in_list('row_id', names)}"
-            rows = self._table.search().where(condition).select(["row_id", "digest", "text"])
-            texts.update(((row["row_id"], row["digest"]), row["text"]) for row in rows.to_list())
-        return texts
+        """Return the texts of those of the rows that have no vector, by row id and digest."""
+        rows = self._rows(row_ids, " AND vector IS NULL")
+        return {(row["row_id"], row["digest"]): row["text"] for row in rows}
 
     @_as_store_errors()
     def write_vectors(self, rows: Sequence[tuple[str, str]], vectors: npt.NDArray[np.float32]) -> None:
-        """Write the vectors (rows, dimensions) of rows given by id and digest.
-
-        A row that was deleted, or replaced by one with another text, is passed over.
-        """
+        """Write vectors (rows, dimensions) for the rows with these ids and digests; skip rows that no longer exist."""
         columns = {
             "row_id": [row for row, _ in rows],
             "digest": [digest for _, digest in rows],
@@ -161,11 +156,11 @@ class VectorIndex:
     def search(
         self, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
     ) -> list[FoundChunk]:
-        """Return the k chunks that match a question best, by words (BM25) and by vectors, best first.
+        """Return the k chunks that match a question best, best first; see `hybrid_search`, and `Rerank`.
 
         Args:
-            question: any text, also empty; quotes and operators have no meaning.
-            vector: its vector, (dimensions,), of length 1.
+            question: any text; it may be empty.
+            vector: the question's vector, (dimensions,), of length 1.
             k: most results; there are fewer only if fewer chunks are visible.
             visible: the versions whose rows count (`DocumentTable.visible_versions`).
         """
@@ -183,28 +178,24 @@ class VectorIndex:
 
     @_as_store_errors()
     def texts(self, row_ids: Sequence[str]) -> dict[str, str]:
-        """Return the texts of rows by id; ids that the table does not contain are left out."""
-        texts: dict[str, str] = {}
-        for names in _batches(row_ids):
-            rows = self._table.search().where(in_list("row_id", names)).select(["row_id", "text"])
-            texts.update((row["row_id"], row["text"]) for row in rows.to_list())
-        return texts
+        """Return the texts of rows by row id; leave out ids that the table does not contain."""
+        return {row["row_id"]: row["text"] for row in self._rows(row_ids)}
 
     @_as_store_errors()
     def passages(self, version: str) -> list[tuple[int, str]]:
-        """Return the offset and the text of each chunk of a document version, in reading order, without repeated heads."""
+        """Return offset and text, without a repeated head, of each chunk of a document version, in reading order."""
         found = self._table.search().where(in_list("version", [version])).select(["start", "end", "text"])
         rows = {(row["start"], row["end"], row["text"]) for row in found.to_list()}
         return [(start, text[len(text) - (end - start) :]) for start, end, text in sorted(rows)]
 
     @_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:
-        """Return the number of different rows of each version; fewer than listed means that some are lost."""
+        """Return the number of different row ids of each version. If it is less than the list says, rows were lost."""
         return _counted(self._table.search())
 
     @_as_store_errors()
     def rows_of(self, versions: Collection[str]) -> dict[str, int]:
-        """Return the same for these versions only."""
+        """Return the numbers of `rows_by_version` for these versions."""
         counts: dict[str, int] = {}
         for names in _batches(sorted(versions)):
             counts.update(_counted(self._table.search().where(in_list("version", names))))
@@ -214,31 +205,38 @@ class VectorIndex:
     def delete(self, versions: Collection[str], before_s: float) -> None:
         """Delete the rows of some versions that were written before a time, in seconds since 1970.
 
-        Take the time before you check that no version is listed: rows that are added again after it stay.
+        Take the time before you check that the versions are not listed: then rows that are added after the check stay.
         """
         self._delete_rows(versions, f"written_s < {before_s!r}")
 
     @_as_store_errors()
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
-        """Delete rows of versions that are not visible, and the files of deleted rows; worth doing after an `add`.
+        """Delete the rows of versions that are not visible, and files that are no longer used; return the number of rows.
 
-        Also adds new rows to the word index and joins small files, which changes no result. If other writers interfere
-        too often, this part is skipped.
+        Also adds new rows to the word index and joins small files, which makes searches faster. This part is skipped if
+        other processes write too often. Call it after an `add`.
 
         Args:
             visible: the versions to keep.
             grace_s: rows and files younger than this, in seconds, are kept: other processes may need them.
-
-        Returns:
-            The number of deleted rows.
         """
         before = time.time() - grace_s
         old = self._table.search().where(f"written_s <= {before!r}").select(["version"])
         versions = set(old.to_arrow()["version"].to_pylist())
         deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
-        _fill_words(self._table, _retried)
-        self._compact(max(grace_s, 0.001))
+        _fill_words(self._table)
+        unused = timedelta(seconds=max(grace_s, 0.001))
+        try:
+            _retried(lambda: self._table.optimize(cleanup_older_than=unused))
+        except RuntimeError as error:
+            _log.info("index not compacted this time: %s", _first_line(error))
         return deleted
+
+    def _rows(self, row_ids: Sequence[str], condition: str = "") -> Iterator[dict[str, str]]:
+        """Yield row id, digest and text of the rows with these ids that meet a condition."""
+        for names in _batches(row_ids):
+            rows = self._table.search().where(in_list("row_id", names) + condition)
+            yield from rows.select(["row_id", "digest", "text"]).to_list()
 
     def _delete_rows(self, versions: Collection[str], condition: str) -> int:
         """Delete the rows of some versions that meet a condition; return their number."""
@@ -260,32 +258,19 @@ class VectorIndex:
         return _retried(table)
 
     def _allow_rows_without_vector(self) -> None:
-        """Change the column of a table that an earlier version of kvweave has made."""
+        """Make the column nullable in a table that an earlier version of kvweave has created."""
         if not self._table.schema.field("vector").nullable:
             self._table.alter_columns({"path": "vector", "nullable": True})
-
-    def _prepare_word_index(self) -> None:
-        try:
-            _prepare_words(self._table, _retried)
-        except (RuntimeError, ValueError, OSError) as error:
-            # A folder that cannot be written to: words are then compared in the way of the index that is there.
-            _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
-
-    def _compact(self, keep_s: float) -> None:
-        try:
-            _retried(lambda: self._table.optimize(cleanup_older_than=timedelta(seconds=keep_s)))
-        except RuntimeError as error:
-            _log.info("index not compacted this time: %s", _first_line(error))
 
 
 @cache
 def _session() -> Any:
-    """Return the caches that all tables of the process share."""
+    """Return the session of the process; all tables share its caches."""
     return lancedb.Session(**_CACHE_BYTES)
 
 
 def _retried(action: Callable[[], T]) -> T:
-    """Run an action, again if another process's commit conflicts with it. LanceDB itself retries appends only."""
+    """Run an action; run it again if the commit of another process conflicts with it. LanceDB only retries appends."""
     for attempt in range(_ATTEMPTS):
         try:
             return action()
@@ -297,7 +282,7 @@ def _retried(action: Callable[[], T]) -> T:
 
 
 def _is_conflict(error: Exception) -> bool:
-    # A table that another process is creating is listed before it can be opened.
+    # While another process creates the table, it is listed but cannot be opened yet.
     text = str(error).lower()
     return "conflict" in text or "already exist" in text or f"table '{TABLE}' was not found" in text
 
@@ -337,12 +322,14 @@ def _table_schema(dimensions: int) -> pa.Schema:
 def _arrow_table(
     chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32] | None, written_s: float, schema: pa.Schema
 ) -> pa.Table:
-    places = _versions_and_positions(chunks)
+    versions = [document_version(chunk.document, chunk.document_digest) for chunk in chunks]
+    counters = defaultdict[str, Iterator[int]](count)
+    positions = [next(counters[version]) for version in versions]
     columns = {
-        "row_id": [row_id(version, position) for version, position in places],
-        "version": [version for version, _ in places],
+        "row_id": list(map(row_id, versions, positions)),
+        "version": versions,
         "source": [chunk.document for chunk in chunks],
-        "position": [position for _, position in places],
+        "position": positions,
         "start": [chunk.start for chunk in chunks],
         "end": [chunk.end for chunk in chunks],
         "digest": [chunk.digest for chunk in chunks],
@@ -359,47 +346,36 @@ def _vector_column(vectors: npt.NDArray[np.float32]) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
 
-def _versions_and_positions(chunks: Iterable[Chunk]) -> list[tuple[str, int]]:
-    """Return each chunk's document version and its number there: a document's chunks come in reading order."""
-    counts: Counter[str] = Counter()
-    places = []
-    for chunk in chunks:
-        version = document_version(chunk.document, chunk.document_digest)
-        places.append((version, counts[version]))
-        counts[version] += 1
-    return places
-
-
 # The column with the words of each text, and its index
 #
-# The column's name holds the version of what the words are. A table of another version gets a new column, which is filled and
-# indexed before the old one goes: a search always has one that is whole. Each step is one commit of LanceDB, and the next process
-# continues after a crash between two of them.
+# The column's name contains the version of the words. A table of another version gets a new column, which is filled and indexed
+# before the old one is dropped, so that a search always has a complete one. Each step is one commit of LanceDB. After a crash between
+# two steps, the next process continues.
 
 
-def _prepare_words(table: Any, commit: Commit) -> None:
-    """Create the column and its index where they are missing, then drop what other versions had."""
+def _prepare_words(table: Any) -> None:
+    """Create the column and its index if they are missing, then drop those of other versions."""
     if not has_word_index(table):
         rows = table.count_rows()
         if rows:
             _log.warning("indexing the words of %d chunks; this is done once", rows)
-        commit(lambda: _add_word_column(table))
-        _fill_words(table, commit)
-        commit(lambda: _create_word_index(table))
+        _retried(partial(_add_word_column, table))
+        _fill_words(table)
+        _retried(partial(_create_word_index, table))
     if _other_indexes(table):
-        commit(lambda: _drop_others(table))
+        _retried(partial(_drop_others, table))
 
 
-def _fill_words(table: Any, commit: Commit) -> None:
+def _fill_words(table: Any) -> None:
     """Write the words of rows that have none."""
     while True:
-        missing = table.search().where(f"{COLUMN} IS NULL").select(["row_id", _TEXT]).limit(_FILLED_ROWS)
-        texts = {row["row_id"]: row[_TEXT] for row in missing.to_list()}
+        missing = table.search().where(f"{COLUMN} IS NULL").select(["row_id", "text"]).limit(_FILLED_ROWS)
+        texts = {row["row_id"]: row["text"] for row in missing.to_list()}
         if not texts:
             return
         words = pa.table({"row_id": list(texts), COLUMN: [index_words(text) for text in texts.values()]})
-        if not commit(partial(_merge_words, table, words)).num_updated_rows:
-            return  # another process has deleted these rows; later ones wait for the next call
+        if not _retried(partial(_merge_words, table, words)).num_updated_rows:
+            return  # another process has deleted these rows; the next call fills the others
 
 
 def _other_indexes(table: Any) -> list[str]:
@@ -433,7 +409,7 @@ def _drop_others(table: Any) -> None:
         try:
             table.drop_index(name)
         except RuntimeError:
-            if name in _other_indexes(table):  # else another process was quicker
+            if name in _other_indexes(table):  # otherwise another process has dropped it
                 raise
     others = [name for name in table.schema.names if name.startswith(_COLUMN_PREFIX) and name != COLUMN]
     if others:

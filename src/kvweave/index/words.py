@@ -1,8 +1,7 @@
-"""Cuts texts into the words that the word index holds and a question is matched by, each script in its own way.
+"""Cuts texts and questions into the words that the word index compares.
 
 A word is indexed as it is written and by its stem. Scripts without spaces between words are cut into single characters and pairs of
-neighbours. Identifiers, numbers and checksums stay whole, beside their parts. A text's words and a question's come out
-the same. Knows nothing about the index.
+neighbours. Identifiers, numbers and checksums are indexed whole and in parts. Texts and questions are cut by the same rules.
 """
 
 import threading
@@ -17,13 +16,13 @@ import regex
 from kvweave.languages import ENGLISH, function_words, language_of
 
 VERSION: Final = 1
-"""Raise it with every change of what `index_words` returns: indexes of other versions are built again."""
+"""Raise it with every change to the words of `index_words`: indexes of other versions are built again."""
 
 COLUMN: Final = f"words_{VERSION}"
-"""The column of the table of chunks that holds the words of each text."""
+"""The column with the words of each text, in the table of chunks."""
 
 MAX_LETTERS: Final = 200
-"""Longer words are cut: a megabyte of base64 is one word."""
+"""Longer words are cut: a megabyte of base64 counts as one word."""
 
 MAX_QUERY_WORDS: Final = 256
 
@@ -54,7 +53,7 @@ _GRAMMAR: Final = regex.compile(
     r"^\p{Hiragana}+$|[\u7684\u662f\u4e86\u5417\u55ce\u5462\u5427\u4ec0\u4e48\u9ebc\u8c01\u8ab0\u54ea\u51e0\u5e7e\u4f55]"
     r"|\u65f6\u5019|\u6642\u5019|\u591a\u5c11|\u600e\u6837|\u8bf7\u95ee|\u8acb\u554f"
 )
-"""Pairs of a question in Chinese or Japanese that say little about what it asks: particles, is, what, who, when, how many."""
+"""Pairs in Chinese or Japanese questions that carry little meaning: particles, is, what, who, when, how many."""
 
 _SENTENCE_ENDS: Final = frozenset(".!?:;\n\r\"'([{\u201c\u00ab*#>|\u2022-\u2013\u2014\u00bf\u00a1")
 _FOLDED: Final = str.maketrans(
@@ -77,7 +76,7 @@ _NAME, _STEM = "^", "~"
 
 
 class _Piece(NamedTuple):
-    """A word as written; whether its script has no spaces; whether it starts a sentence."""
+    """A word as written, whether its script has no spaces, and whether the word starts a sentence."""
 
     text: str
     spaceless: bool
@@ -99,26 +98,26 @@ def index_words(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueryWords:
-    """What a question is matched by.
+    """The words of a question, in the form of the word index.
 
     Attributes:
-        words: as they are indexed, each once.
-        required: what a text has that holds all of the question: one of the words of each group.
+        words: the words, each once.
+        required: groups of words. A text that has a word of each group contains every word of the question.
     """
 
     words: tuple[str, ...]
     required: tuple[frozenset[str], ...]
 
     def all_in(self, words: str) -> bool:
-        """Return whether a text that is indexed by these words holds all of the question; False for no words."""
+        """Return whether a text with these indexed words contains every word of the question; False for an empty question."""
         held = frozenset(words.split(" "))
         return bool(self.required) and all(not group.isdisjoint(held) for group in self.required)
 
 
 def query_words(question: str) -> QueryWords:
-    """Return the words that a question is matched by: without function words, unless it has no others.
+    """Return the words of a question without function words, or with them if it has no other words.
 
-    A function word that is spelled as a name is one: "The Who", "the WHO", "Is It on Monday".
+    A function word that is spelled like a name counts as a name: "The Who", "the WHO", "Is It on Monday".
     """
     pieces = _pieces(question)
     language, shouted = _latin_language(pieces), _is_shouted(question, pieces)
@@ -136,7 +135,7 @@ def query_words(question: str) -> QueryWords:
 
 
 def _groups(words: Sequence[str]) -> Iterator[frozenset[str]]:
-    """Return each word with its stem, which follows it; a word in several parts counts by these."""
+    """Yield each word with its stem, which follows it. A word of several parts is left out, its parts are not."""
     for at, word in enumerate(words):
         following = words[at + 1] if at + 1 < len(words) else ""
         if following.startswith(_STEM):
@@ -146,7 +145,7 @@ def _groups(words: Sequence[str]) -> Iterator[frozenset[str]]:
 
 
 def shared_words(question: str, text: str) -> tuple[str, ...]:
-    """Return the words of a question that a text holds, as they are indexed: `~` marks a stem, `^` a name."""
+    """Return the words of a question that a text contains, as they are indexed: `~` marks a stem, `^` a name."""
     held = frozenset(index_words(text).split(" "))
     return tuple(word for word in query_words(question).words if word in held)
 
@@ -162,7 +161,7 @@ def _pieces(text: str) -> list[_Piece]:
 
 
 def _latin_language(pieces: Iterable[_Piece]) -> str:
-    """Return the language of the words in Latin letters; English without a sign of another."""
+    """Return the language of the words in Latin letters; English if no other language is recognised."""
     words = (
         part
         for piece in pieces
@@ -173,7 +172,7 @@ def _latin_language(pieces: Iterable[_Piece]) -> str:
 
 
 def _without_elision(word: str) -> list[str]:
-    """Return the parts of a word between apostrophes without single letters: the s of "Anna's", the l of "l'eau"."""
+    """Return the parts of a word between apostrophes, without single letters such as the s of "Anna's"."""
     return [part for part in word.split("'") if len(part) > 1] if "'" in word else [word]
 
 
@@ -181,7 +180,7 @@ def _without_elision(word: str) -> list[str]:
 
 
 def _spaceless_query(run: str) -> list[str]:
-    """Return the pairs of a run, or its only character; pairs that are only grammar are left out unless there are no others."""
+    """Return the pairs of a run, or its only character. Leave out pairs of mere grammar unless all pairs are."""
     if len(run) == 1:
         return [run]
     pairs = list(_pairs(run))
@@ -196,7 +195,7 @@ def _pairs(run: str) -> Iterator[str]:
 
 
 class _Words(NamedTuple):
-    """What a word is indexed by, and what of it a question is matched by."""
+    """The indexed forms of a word, and those of them that a question looks for."""
 
     all: tuple[str, ...]
     content: tuple[str, ...]
@@ -204,9 +203,9 @@ class _Words(NamedTuple):
 
 @lru_cache(maxsize=100_000)
 def _words_of(text: str, language: str, is_name: bool) -> _Words:
-    """Return a word as written, its parts, and the stems of those parts that are no function words.
+    """Return a word as written, its parts, and the stems of those parts that are not function words.
 
-    A function word that is spelled as a name comes with a mark, which makes it content.
+    For a function word that is spelled like a name, the content is the word with the mark of names.
     """
     text = text[:MAX_LETTERS]
     whole = _lower(text)
@@ -231,7 +230,7 @@ def _words_of(text: str, language: str, is_name: bool) -> _Words:
 
 
 def _is_shouted(text: str, pieces: Sequence[_Piece]) -> bool:
-    """Return whether capitals mark nothing: a sentence is written in them."""
+    """Return whether a whole sentence is written in capitals, so that capitals do not mark names."""
     return len(pieces) > 2 and text.isupper()
 
 
@@ -250,28 +249,28 @@ def _all_function_words() -> frozenset[str]:
 
 
 def _is_name(piece: _Piece, shouted: bool) -> bool:
-    """Return whether a word's spelling marks a name: a capital inside a sentence, or capitals only."""
+    """Return whether a word is spelled like a name: with a capital inside a sentence, or in capitals."""
     text = piece.text
     capitals = len(text) > 1 and text.isupper() and not shouted
     return capitals or (text[0].isupper() and len(text) > 1 and not piece.first and not shouted)
 
 
 def _fold(lower: str) -> str:
-    """Return a word without accents, where these are no letters of their own."""
+    """Return a word without accents, in scripts where an accent does not make another letter."""
     if lower.isascii() or not _MARKED_SCRIPTS.search(lower):
         return lower
     return "".join(sign for sign in unicodedata.normalize("NFD", lower) if unicodedata.category(sign) != "Mn")
 
 
 def _stemmer_of(text: str, language: str) -> str:
-    """Return the language by which a word is stemmed; empty for a script without a stemmer."""
+    """Return the language of the stemmer for a word; empty for a script without a stemmer."""
     if _LATIN.search(text):
         return language
     return next((name for name, script in _STEMMERS_BY_SCRIPT if script.search(text)), "")
 
 
 class _Stemmers(threading.local):
-    """The stemmers of a thread: the library's objects are not safe to share."""
+    """The stemmers of one thread, since the library's stemmers are not safe for several."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}

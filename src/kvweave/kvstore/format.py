@@ -1,8 +1,8 @@
 """The entry file: one safetensors file per entry, every bit of it under a checksum; docs/reference/file-format.md shows the layout.
 
-A file holds a chunk's KV (`kv`, or `codes` and more for quantised KV, see `ops/quantise.py`) or the tensors of a feature. KV may be
-followed by the tokens' queries (`queries`). Opening a file verifies all small parts. KV and queries are verified layer by
-layer when a layer is first used. Knows nothing about folders, tables or limits.
+A file holds a chunk's KV (`kv`, or `codes` and more for quantised KV, see `ops/quantise.py`) or the tensors of a feature. Opening
+a file verifies all small parts. KV is verified layer by layer when a layer is first used. The queries that earlier versions could
+store with KV are not read. Knows nothing about folders, tables or limits.
 """
 
 import json
@@ -74,25 +74,23 @@ def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequ
     Args:
         key: the entry's key; `key.tokens` must be the digest of the content's ids, `key.content` its kind.
         model_name: for people.
-        content: KV of shape (L, 2, G, S, D), float32, bfloat16 or float16, or such KV quantised; or a feature. Exact KV may
-            have queries (L, H, S, D) of its dtype. Tensors on another device or not contiguous are copied.
+        content: KV of shape (L, 2, G, S, D), float32, bfloat16 or float16, or such KV quantised; or a feature.
+            Tensors on another device or not contiguous are copied.
         sources: token digests of the chunks that it was made from.
 
     Raises:
-        InvalidRequest: a shape, dtype or tensor name that cannot be stored; quantised KV, or KV with queries, whose
-            provenance does not say so.
+        InvalidRequest: a shape, dtype or tensor name that cannot be stored; quantised KV whose provenance does not say
+            so.
     """
     plain, layered, storage = _tensors(content, key)
-    queries = _queries(content)
     ids = torch.tensor(content.token_ids, dtype=torch.int64)
     whole = {_IDS: ids, **plain}
     metadata = {
         **_describe(key, model_name, sources, storage),
         "checksums": json.dumps({name: checksum(as_bytes(tensor)) for name, tensor in whole.items()}),
         "layer_checksums": json.dumps(_layer_checksums(layered)),
-        **({"query_checksums": json.dumps(_layer_checksums(queries))} if queries else {}),
     }
-    tensors = {**whole, **layered, **queries}
+    tensors = {**whole, **layered}
     data = [as_bytes(tensor) for tensor in tensors.values()]
     parts: tuple[bytes | memoryview, ...] = (write_header(metadata, tensors), *data)
     return EncodedEntry(parts, sum(map(len, parts)))
@@ -159,9 +157,8 @@ def check_entry(entry: ParsedEntry, key: EntryKey, token_ids: Sequence[int] | No
 
 def verify_content(content: Content) -> None:
     """Check every layer that has not been checked so far; raise DamagedEntry."""
-    for held in (content.data, content.queries) if isinstance(content, ChunkKV) else ():
-        if isinstance(held, VerifiedLayers):
-            held.verify()
+    if isinstance(content, ChunkKV) and isinstance(content.data, VerifiedLayers):
+        content.data.verify()
 
 
 def _map_file(path: Path) -> Tensor:
@@ -208,14 +205,12 @@ def _parsed(
             on_damage(reason)
             raise DamagedEntry(reason)
 
-        def verified(held: Tensor | QuantisedKV, parts: list[Tensor], checksums: str) -> VerifiedLayers:
-            return VerifiedLayers(held, parts, json.loads(metadata[checksums]), refuse, stream)
-
-        plain = tensors.pop(_QUERIES) if has_queries(key.provenance) else None
-        queries = None if plain is None else verified(plain, [plain], "query_checksums")
+        if has_queries(key.provenance):
+            del tensors[_QUERIES]
         storage = STORAGES[metadata["storage"]]
         held = tensors[_KV] if storage == "exact" else QuantisedKV(storage=storage, **tensors)
-        content = ChunkKV(token_ids, verified(held, list(tensors.values()), "layer_checksums"), queries)
+        checksums = json.loads(metadata["layer_checksums"])
+        content = ChunkKV(token_ids, VerifiedLayers(held, list(tensors.values()), checksums, refuse, stream))
     return ParsedEntry(key, metadata["model_name"], tuple(json.loads(metadata["sources"])), content, data)
 
 
@@ -270,14 +265,6 @@ def _tensors(content: Content, key: EntryKey) -> tuple[dict[str, Tensor], dict[s
     return {}, _ordered(held.tensors() if isinstance(held, QuantisedKV) else {_KV: content.kv}), storage
 
 
-def _queries(content: Content) -> dict[str, Tensor]:
-    """Return the queries, which follow the KV in the file, if there are any."""
-    queries = content.queries if isinstance(content, ChunkKV) else None
-    if queries is None:
-        return {}
-    return _ordered({_QUERIES: queries if isinstance(queries, Tensor) else queries.all_layers()})
-
-
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with wider dtypes first, so that each of them is aligned."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -296,26 +283,6 @@ def _check_kv(chunk: ChunkKV, storage: Storage, provenance: KVProvenance) -> Non
         raise InvalidRequest(
             f"kv is stored as {storage}, its provenance is {provenance.kind}, exact {provenance.exact}; quantised KV is "
             "never exact, and its kind names the storage, such as isolated-int8"
-        )
-    _check_queries(chunk, provenance)
-
-
-def _check_queries(chunk: ChunkKV, provenance: KVProvenance) -> None:
-    if has_queries(provenance) != (chunk.queries is not None):
-        raise InvalidRequest(
-            f"kv {'without' if chunk.queries is None else 'with'} queries has the provenance {provenance.kind}; the kind "
-            "of KV with queries, and of no other, ends as in observed-qkv"
-        )
-    if chunk.queries is None:
-        return
-    shape, (layers, _, _, tokens, width) = tuple(chunk.queries.shape), chunk.data.shape
-    if len(shape) != 4 or (shape[0], *shape[2:]) != (layers, tokens, width):
-        raise InvalidRequest(
-            f"queries have shape {shape}; beside this kv it must be ({layers}, H, {tokens}, {width})"
-        )
-    if chunk.queries.dtype != chunk.data.dtype:
-        raise InvalidRequest(
-            f"queries have dtype {chunk.queries.dtype} beside kv of {chunk.data.dtype}; both must have one dtype"
         )
 
 

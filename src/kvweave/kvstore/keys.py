@@ -131,16 +131,6 @@ def quantised(provenance: KVProvenance, storage: Storage) -> KVProvenance:
     return replace(provenance, kind=kind, exact=False)
 
 
-def with_queries(provenance: KVProvenance) -> KVProvenance:
-    """Return the provenance under which KV is stored together with its queries: observed becomes observed-qkv.
-
-    Exactness stays. A provenance that says so already is returned unchanged.
-    """
-    if has_queries(provenance):
-        return provenance
-    return replace(provenance, kind=f"{provenance.kind}-{_QUERIES}")
-
-
 def has_queries(provenance: KVProvenance) -> bool:
-    """Return whether KV of this provenance is stored together with its queries."""
+    """Whether the entry also holds the queries of its tokens, as earlier versions could store them; nothing reads these."""
     return provenance.kind.endswith(f"-{_QUERIES}")

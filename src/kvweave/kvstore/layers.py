@@ -30,7 +30,7 @@ class VerifiedLayers:
     """Returns verified layers only; see `kvweave.types.KVLayers`. Safe to use from several threads.
 
     Args:
-        held: KV (L, 2, G, S, D), such KV quantised, or queries (L, H, S, D); views of the bytes that are verified.
+        held: KV (L, 2, G, S, D), or such KV quantised; views of the bytes that are verified.
         tensors: the tensors that `held` consists of, in the order of the file, each (L, …).
         checksums: the checksum of each layer, over its part of every tensor.
         refuse: called with the index of a layer that does not match its checksum; raises.
@@ -59,7 +59,7 @@ class VerifiedLayers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(L, 2, G, S, D); for queries (L, H, S, D)."""
+        """(L, 2, G, S, D)."""
         return tuple(self.held.shape)
 
     @property
@@ -78,12 +78,12 @@ class VerifiedLayers:
         return 0.0 if self._stream is None else self._stream.layer_wait_s
 
     def layer(self, index: int) -> Tensor:
-        """Return one layer, verified: (2, G, S, D), or (H, S, D) of queries."""
+        """Return one layer, verified: (2, G, S, D)."""
         self.load(index)
         return self.held[index] if isinstance(self.held, Tensor) else self.held.layer(index)
 
     def all_layers(self) -> Tensor:
-        """Return all layers, verified: (L, 2, G, S, D), or (L, H, S, D) of queries."""
+        """Return all layers, verified: (L, 2, G, S, D)."""
         held = self.verified()
         return held if isinstance(held, Tensor) else held.all_layers()
 

@@ -47,7 +47,6 @@ from kvweave.models.packed import run_packed
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
-from kvweave.models.projections import StoredQueries, separate_projections
 from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
@@ -67,7 +66,6 @@ class Adapter:
         model: the model, which attends by kvweave's attention function.
         geometry: its shape.
         rotation: how it rotates keys and queries.
-        projections: the modules that make queries, keys and values; None if they cannot run on some rows alone.
         batcher: packs the passes of concurrent threads; None runs one at a time.
         critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
         spans: the stored KV that concurrent requests share; None gives each its own copy.
@@ -87,7 +85,6 @@ class Adapter:
         self.template = PromptTemplate(tokenizer)
         self.model = model
         self.geometry, self.rotation = probe(model)
-        self.projections = separate_projections(model, self.geometry, self.rotation)
         self.batcher: PassBatcher | None = None
         hook_caches(model)
         self._layer_time = LayerTime()
@@ -150,14 +147,11 @@ class Adapter:
     def extract_chunk_kv(
         self, kv_cache: FusedCache, token_ids: Sequence[int], start: int, end: int
     ) -> ChunkKV:
-        """Return a copy of the KV of prompt positions `start:end` from the last capturing pass, with captured queries."""
+        """Return a copy of the KV of prompt positions `start:end` from the last capturing pass."""
         assert kv_cache.capture is not None
         assert kv_cache.capture.kv is not None
         kv = kv_cache.capture.kv[:, :, :, start:end].contiguous().cpu()
-        queries = kv_cache.capture.queries
-        if queries is not None:
-            queries = queries[:, :, start:end].contiguous().cpu()
-        return ChunkKV(tuple(token_ids[start:end]), kv, queries)
+        return ChunkKV(tuple(token_ids[start:end]), kv)
 
     def empty_kv(self) -> ChunkKV:
         """Return the KV of no tokens."""
@@ -175,7 +169,6 @@ class Adapter:
         capture: bool = False,
         hook: UpdateHook | None = None,
         row_schedule: RowSchedule | None = None,
-        projected: Tensor | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
 
@@ -188,23 +181,19 @@ class Adapter:
             capture: afterwards, `kv_cache.capture.kv` holds the rows' unrotated K and V.
             hook: sees what every layer is about to replace.
             row_schedule: may drop rows between layers; the last row stays.
-            projected: (W,), some of the rows; these alone are projected and written. The others take queries, keys and
-                values from the placed spans. Raises InvalidRequest if the spans hold no queries, or the model has no
-                `projections`.
         """
-        stored = None if projected is None else self._stored_queries(kv_cache, plan.rows, projected)
         rows = replace(self._pass_rows(kv_cache, token_ids, plan), hook=hook)
         kv_cache.capture = None
         if self._low is not None:
-            return self._compute_in_blocks(rows, capture, stored, row_schedule)
+            return self._compute_in_blocks(rows, capture, row_schedule)
         if self.batcher is None:
-            recorder = self._recorder(rows, capture, stored)
-            with self._one_pass(rows, row_schedule, stored):
+            recorder = self._recorder(rows, capture)
+            with self._one_pass(rows, row_schedule):
                 return self.call_model(rows.ids, rows.positions, kv_cache, plan, recorder)
         if self.batcher.load_ahead:
             kv_cache.load(None)
-        if row_schedule is not None or stored is not None or kv_cache.sink is not None:
-            alone = partial(self._compute_alone, rows, capture, stored, row_schedule)
+        if row_schedule is not None or kv_cache.sink is not None:
+            alone = partial(self._compute_alone, rows, capture, row_schedule)
             return self.batcher.run_alone(alone)
         if capture:
             kv_cache.capture = RowCapture(GivenKeys(), self.geometry.layers, kv_cache.length)
@@ -457,54 +446,45 @@ class Adapter:
                 _enter_low_priority(stack, low)
             return self.call_model(ids, positions, kv_cache, keep=keep)
 
-    def _compute_alone(
-        self, rows: PassRows, capture: bool, stored: StoredQueries | None, schedule: RowSchedule | None
-    ) -> Tensor:
-        recorder = self._recorder(rows, capture, stored)
-        with self._one_pass(rows, schedule, stored):
+    def _compute_alone(self, rows: PassRows, capture: bool, schedule: RowSchedule | None) -> Tensor:
+        recorder = self._recorder(rows, capture)
+        with self._one_pass(rows, schedule):
             return self.call_model(rows.ids, rows.positions, rows.kv_cache, rows.plan, recorder)
 
-    def _compute_in_blocks(
-        self, rows: PassRows, capture: bool, stored: StoredQueries | None, schedule: RowSchedule | None
-    ) -> Tensor:
+    def _compute_in_blocks(self, rows: PassRows, capture: bool, schedule: RowSchedule | None) -> Tensor:
         """Run prompt rows at low priority, in blocks where that is possible."""
         kv_cache, plan, low = rows.kv_cache, rows.plan, self._low
         assert low is not None
-        recorder = self._recorder(rows, capture, stored)
+        recorder = self._recorder(rows, capture)
 
         def run(block: RowPlan, keep: int | Tensor) -> Tensor:
             own = rows if block is plan else rows.some(block)
-            with self._one_pass(own, schedule, stored):
+            with self._one_pass(own, schedule):
                 return self.call_model(own.ids, own.positions, kv_cache, block, recorder, keep)
 
-        # Hooks and schedules see a pass once, and stored queries are for all of its rows.
-        whole = rows.hook is not None or schedule is not None or stored is not None or bool(plan.hooks)
+        # Hooks and schedules see a pass once.
+        whole = rows.hook is not None or schedule is not None or bool(plan.hooks)
         in_blocks = not whole and self._same_regime(kv_cache, plan.rows)
         return low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
 
-    def _recorder(
-        self, rows: PassRows, capture: bool, stored: StoredQueries | None
-    ) -> RotationRecorder | None:
+    def _recorder(self, rows: PassRows, capture: bool) -> RotationRecorder | None:
         """Return what records the pass' rotations, if something needs them; with `capture`, the cache collects its rows."""
-        recorder: RotationRecorder | None = stored
-        if stored is None and (capture or rows.plan.needs_unrotated):
-            recorder = RotationRecorder(self.rotation.module)
-        if capture and recorder is not None:
+        if not capture and not rows.plan.needs_unrotated:
+            return None
+        recorder = RotationRecorder(self.rotation.module)
+        if capture:
             rows.kv_cache.capture = RowCapture(recorder, self.geometry.layers, rows.kv_cache.length)
         return recorder
 
     @contextmanager
-    def _one_pass(
-        self, rows: PassRows, schedule: RowSchedule | None, stored: StoredQueries | None
-    ) -> Iterator[None]:
+    def _one_pass(self, rows: PassRows, schedule: RowSchedule | None) -> Iterator[None]:
         """Load stored layers, then lock the model, set up its hooks for one pass, and time the pass."""
         kv_cache, count, low, model = rows.kv_cache, rows.ids.numel(), self._low, self.model
         # Before the lock is taken: other requests can use the model meanwhile.
         kv_cache.load(self._layer_time.lower_bound_s(count))
         with self._lock.held(low=low is not None), ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
-            written = None if stored is None else stored.projected
-            stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook, written))
+            stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook))
             if schedule is not None:
                 stack.enter_context(scheduled_rows(model, kv_cache, rows.plan, schedule))
             if low is not None:
@@ -524,16 +504,6 @@ class Adapter:
     def _pass_rows(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: RowPlan) -> PassRows:
         ids = torch.tensor(token_ids, device=self.geometry.device)[plan.rows]
         return PassRows(kv_cache, ids, kv_cache.positions_of(plan.rows), plan)
-
-    def _stored_queries(self, kv_cache: FusedCache, rows: Tensor, projected: Tensor) -> StoredQueries:
-        if self.projections is None:
-            raise InvalidRequest(
-                f"{type(self.model).__name__} does not make queries, keys and values in modules q_proj, k_proj and v_proj that "
-                "rotation of whole heads follows, so that its projections run on all rows; leave `projected` out"
-            )
-        return StoredQueries(
-            self.rotation.module, self.projections, kv_cache.spans, rows, projected.to(rows.device)
-        )
 
 
 def _enter_low_priority(stack: ExitStack, low: LowPriority) -> None:

@@ -6,11 +6,8 @@ them. Without a measurement, they are the middle layers. Knows nothing of how th
 
 import json
 import logging
-import os
-from collections.abc import Mapping
 from pathlib import Path
 
-from kvweave.errors import StoreError
 from kvweave.types import ModelFingerprint
 
 COUNT = 3
@@ -26,7 +23,7 @@ def middle_layers(layers: int) -> tuple[int, ...]:
 
 def read_layers(home: Path, model: ModelFingerprint, layers: int) -> tuple[int, ...]:
     """Return the measured layers of this model, else the middle ones; log and ignore a file that cannot be used."""
-    path = _path(home, model)
+    path = layers_file(home, model)
     if not path.exists():
         return middle_layers(layers)
     try:
@@ -45,19 +42,6 @@ def read_layers(home: Path, model: ModelFingerprint, layers: int) -> tuple[int, 
     return found
 
 
-def write_layers(home: Path, model: ModelFingerprint, found: Mapping[str, object]) -> Path:
-    """Store a measurement, which contains `critical_layers`, and return its file. Raises StoreError if that fails."""
-    path = _path(home, model)
-    content = {"model": model.name, **found}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".tmp-{os.getpid()}")
-        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(path)  # readers see the old file or the whole new one
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror}; name another --home") from error
-    return path
-
-
-def _path(home: Path, model: ModelFingerprint) -> Path:
+def layers_file(home: Path, model: ModelFingerprint) -> Path:
+    """The file of a model's measured layers."""
     return home / "models" / f"{model.digest}.json"

@@ -162,20 +162,15 @@ class FusedCache(AppendableCache):
         self._shared.place_s += time.perf_counter() - began
 
     @contextmanager
-    def writing(
-        self, rows: Tensor, hook: UpdateHook | None = None, write_indices: Tensor | None = None
-    ) -> Iterator[None]:
-        """For the length of one pass, write updates to these prompt positions (T,), after showing them to `hook`.
-
-        With `write_indices` (W,), write only those of the rows; the others keep the placed KV.
-        """
+    def writing(self, rows: Tensor, hook: UpdateHook | None = None) -> Iterator[None]:
+        """For the length of one pass, write updates to these prompt positions (T,), after showing them to `hook`."""
         shared = self._shared
-        shared.rows, shared.update_hook, shared.write_indices = rows, hook, write_indices
+        shared.rows, shared.update_hook = rows, hook
         try:
             yield
             self.before_layer(len(self.layers))
         finally:
-            shared.rows = shared.update_hook = shared.write_indices = None
+            shared.rows = shared.update_hook = None
             if shared.sink is not None:
                 for layer in self.layers:
                     layer.pop_kv()
@@ -184,7 +179,7 @@ class FusedCache(AppendableCache):
         """For the rest of the pass write only these rows (T,), a subset; show them to the hook unless `to_hook` is false."""
         self._shared.rows = rows
         if not to_hook:
-            self._shared.update_hook = self._shared.write_indices = None
+            self._shared.update_hook = None
 
     def stream_to(self, sink: LayerSink) -> None:
         """From the next pass on hold one layer at a time, and write each to `sink` when the pass starts the next.
@@ -265,11 +260,8 @@ class FusedCacheLayer(CacheLayerMixin):
             shared.update_hook.on_layer(self._as_update(shared.rows, key_states, value_states))
         if shared.capture is not None:
             shared.capture.record(self._index, shared.rows, key_states, value_states)
-        rows, some = shared.rows, shared.write_indices
-        if some is not None:
-            rows, key_states, value_states = rows[some], key_states[:, :, some], value_states[:, :, some]
-        self.keys.index_copy_(2, rows, key_states)
-        self.values.index_copy_(2, rows, value_states)
+        self.keys.index_copy_(2, shared.rows, key_states)
+        self.values.index_copy_(2, shared.rows, value_states)
         return self.keys[:, :, : shared.length], self.values[:, :, : shared.length]
 
     def prompt_keys(self, like: Tensor) -> Tensor:
@@ -359,7 +351,6 @@ class SharedLayerState:
         self.length = length
         self.spans = spans
         self.rows: Tensor | None = None  # (T,), what updates write during a pass; None means append mode
-        self.write_indices: Tensor | None = None
         self.update_hook: UpdateHook | None = None
         self.capture: RowCapture | None = None
         self.sink: LayerSink | None = None

@@ -23,7 +23,7 @@ from kvweave.models.quantised import quantise_weights
 from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
 from kvweave.models.source import gguf_folder
-from kvweave.plugins import LAB, lab_missing, plugins
+from kvweave.plugins import more_in_lab, plugins
 
 _LOG = logging.getLogger(__name__)
 
@@ -118,8 +118,6 @@ def _find(name: str, home: Path) -> _Found:
         return _Found(str(gguf.folder), gguf.name)
     _check_folder(name)
     folder = Path(name).expanduser()
-    if name in LAB["kvweave.models"] and not folder.exists():
-        raise lab_missing(f"model {name!r}")
     place = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
     return _Found(place, place)
 
@@ -176,7 +174,8 @@ def _load(found: _Found, dtype: str, weights: str, device: torch.device, home: P
         model = AutoModelForCausalLM.from_pretrained(source, dtype=_loaded_dtype(precision))
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
-        raise ModelNotFound(f"cannot load the model {name!r}: {why}") from error
+        more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
+        raise ModelNotFound(f"cannot load the model {name!r}: {why}{more}") from error
     if precision.dtype is None and not has_fast_matmul(device, model.dtype):
         model.float()  # its sizes were not known beforehand
     if precision.bits != "full":

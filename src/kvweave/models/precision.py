@@ -102,7 +102,7 @@ def choose_precision(
         if sizes.bytes(tried_dtype, tried_bits) * _MARGIN <= available_bytes:
             found = Precision(tried_dtype, tried_bits)
             return _with_notice(found, sizes, name, tried[0] if number else None, device, dtype == "auto")
-    raise NotEnoughMemory(*_shortage(sizes, name, tried[0], available_bytes, device))
+    raise NotEnoughMemory(_shortage(sizes, name, tried[0], available_bytes, device))
 
 
 def parse_dtype(dtype: str) -> torch.dtype | None:
@@ -246,8 +246,8 @@ def _shortage(
     wanted: tuple[torch.dtype, WeightBits],
     available_bytes: int,
     device: torch.device,
-) -> tuple[str, str]:
-    """Return what is said about weights that do not fit, and the choices that would."""
+) -> str:
+    """The message about weights that do not fit, with the choices that would."""
     where = "memory" if device.type == "cpu" else "GPU memory"
     dtype, bits = wanted
     kind = _short(dtype) if bits == "full" else bits
@@ -261,11 +261,10 @@ def _shortage(
     else:
         least = min((need for _, need in choices), default=sizes.bytes(dtype, bits))
         advice = f"even the fewest bits need {_size(least)}: take a smaller --model, or free memory"
-    shortage = (
+    return (
         f"{name} needs {_size(sizes.bytes(dtype, bits))} for its weights in {kind}, "
-        f"and {_size(available_bytes)} of {where} are left"
+        f"and {_size(available_bytes)} of {where} are left; {advice}"
     )
-    return shortage, advice
 
 
 def _size(count: int) -> str:

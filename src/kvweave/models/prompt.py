@@ -126,18 +126,6 @@ class PromptTemplate:
             return None
         return (*own, *((len(text) + start, len(text) + end) for start, end in between))
 
-    def context_offsets(self, chunks: Sequence[str]) -> list[tuple[int, int]] | None:
-        """Return the `chunk_offsets` of a prompt's chunks, counted through all of them and their separators."""
-        offsets: list[tuple[int, int]] = []
-        before = 0
-        for text in chunks:
-            found = self.chunk_offsets(text)
-            if found is None:
-                return None
-            offsets += [(before + start, before + end) for start, end in found]
-            before += len(text) + len(SEPARATOR)
-        return offsets
-
     def token_offsets(self, chunk_ids: Sequence[int], text: str) -> tuple[tuple[int, int], ...]:
         """Return (first, end) characters of each of a chunk's ids, estimated if the tokenizer cannot give them."""
         offsets = self.chunk_offsets(text)

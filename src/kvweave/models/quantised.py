@@ -7,7 +7,6 @@ Other weights (norms, biases, routers, fused experts) keep their dtype.
 """
 
 import ctypes
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -176,25 +175,6 @@ def weight_bits(model: nn.Module) -> WeightBits:
     """Return the bits of a model's linear layers."""
     found: set[WeightBits] = {module.bits for module in quantised_modules(model).values()}
     return next((bits for bits in ("int4", "int8") if bits in found), "full")
-
-
-def held_bytes(model: nn.Module) -> int:
-    """Count the bytes of a model's weights as they are held; a shared weight once."""
-    held = (*model.parameters(), *model.buffers())
-    tensors = {each.data_ptr(): each for whole in held for each in _inner_tensors(whole)}
-    packed = [getattr(each, "packed", None) for each in quantised_modules(model).values()]
-    counted = [each.numel() * each.element_size() for each in tensors.values()]
-    counted += [each.bytes for each in packed if each is not None]
-    return sum(counted)
-
-
-def _inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold the data: those inside of a packed one of torchao, else the tensor itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _inner_tensors(getattr(tensor, name))
 
 
 def _quantise_on_gpu(model: PreTrainedModel, bits: WeightBits) -> None:

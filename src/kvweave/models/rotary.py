@@ -112,13 +112,11 @@ def _whole_heads(rotated: Tensor, before: Tensor) -> Tensor:
 class RowCapture:
     """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
 
-    `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. The caller of the pass may set
-    `queries` (L, H, N, D), unrotated, to keep them with the KV. Owned by the request.
+    `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. Owned by the request.
     """
 
     def __init__(self, recorder: "UnrotatedKeys", layers: int, length: int) -> None:
         self.kv: Tensor | None = None
-        self.queries: Tensor | None = None
         self.recorder = recorder
         self._layers, self._length = layers, length
 

@@ -209,10 +209,7 @@ class SharedSpanLayer(FusedCacheLayer):
                 shared.update_hook.on_layer(self._as_update(shared.rows, key_states, value_states))
             if shared.capture is not None:
                 shared.capture.record(self._index, shared.rows, key_states, value_states)
-            rows, some = shared.rows, shared.write_indices
-            if some is not None:
-                rows, key_states, value_states = rows[some], key_states[:, :, some], value_states[:, :, some]
-            places = self.own.take(rows)
+            places = self.own.take(shared.rows)
         self._fill()
         self.keys.index_copy_(2, places, key_states)
         self.values.index_copy_(2, places, value_states)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionShares
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
-from kvweave.recipes.request import rows_of
 from kvweave.types import ChunkFeature, KVProvenance, TokenizedPrompt
 
 _SHARES = "shares"
@@ -75,7 +75,7 @@ class AttentionRecorder:
     def __init__(self, prompt: TokenizedPrompt, chunks: Sequence[int]) -> None:
         self._prompt = prompt
         spans = [prompt.spans[number] for number in chunks]
-        self._rows = rows_of(spans)
+        self._rows = torch.cat([torch.arange(span.start, span.end) for span in spans])
         self.hook = AttentionShares(self._rows, [(span.start, span.end) for span in prompt.spans])
 
     def feature(self, number: int) -> ChunkFeature:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Protocol
 
-from kvweave.kvstore.keys import with_queries
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import has_queries
+from kvweave.recipes.names import split_storage
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
+from kvweave.results import Plan, PlanSpan, SpanOrigin
 from kvweave.types import ChunkKV, KVProvenance, Span, SpanKind
 
 NO_KINDS: frozenset[SpanKind] = frozenset()
@@ -77,23 +80,6 @@ class MatchExactPath:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchExactPathWithQueries:
-    """Like MatchExactPath, but only among entries that also hold queries (PerCache §4.2.2).
-
-    Other recipes do not find these entries. For models that cannot use queries (see `Adapter.projections`) it equals
-    MatchExactPath.
-    """
-
-    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
-    position_independent: bool = False
-
-    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Run one catalogue query for the whole path."""
-        queries = request.adapter.projections is not None
-        return _find(request, prepare, exact_chunks=True, any_chunks=False, queries=queries)
-
-
-@dataclass(frozen=True, slots=True)
 class MatchPathThenChunk:
     """The exact path first, then chunks by content."""
 
@@ -124,12 +110,10 @@ def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> l
 
 
 def _find(
-    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool, queries: bool = False
+    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
 ) -> tuple[Matched, ...]:
     spans = request.prompt.spans
     exact = [_exact_provenance(request, i, span, exact_chunks) for i, span in enumerate(spans)]
-    if queries:
-        exact = [provenance and with_queries(provenance) for provenance in exact]
     by_content = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
     candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
     wanted = []
@@ -200,3 +184,106 @@ def _kinds(exact: KVProvenance | None, tried: Sequence[KVProvenance]) -> str:
 
 def _why_fresh(span: Span, otherwise: str) -> str:
     return "the question is always computed" if span.kind == "question" else otherwise
+
+
+# Why none of the stored KV fits a prompt's chunks, said in a warning
+
+_SETTINGS = "give `prepare`, `storage` and `system` as they were when the chunks were prepared"
+
+
+def warn_if_none_fits(
+    request: PrefillRequest, match: Match, prepare: Prepare, matched: Sequence[Matched]
+) -> None:
+    """Log once per store and reason why no chunk of a prompt gets the KV that is stored of it; else do nothing.
+
+    A recipe that reuses chunks only after exactly the same text, or none, looks for no prepared KV.
+    """
+    numbers = _without_kv(match, [(found.span, found.origin) for found in matched])
+    store, model = request.store, request.adapter.fingerprint
+    if not numbers or not isinstance(store, ChunkStore):
+        return
+    chunks = [request.prompt.ids(request.prompt.spans[number]) for number in numbers]
+    wanted = prepare.candidates(request, numbers)
+    # Exact KV that requests left says nothing about how the chunks were prepared.
+    stored = [
+        [each for each in versions if not each.exact or not (each.kind == OBSERVED or has_queries(each))]
+        for versions in store.versions(model, chunks)
+    ]
+    if not any(wanted):
+        return
+    if any(stored):
+        reason = _difference(wanted, stored)
+    elif others := store.other_models(model, chunks):
+        reason = (
+            f"it was made by {' and '.join(others)}, and the model is {model.name}; weights, dtype, configuration and "
+            "tokenizer must be the same"
+        )
+    else:
+        return
+    if reason:
+        message = f"no stored KV fits this prompt's chunks, so all are computed: {reason}"
+        store.warn_once(message, lambda: message)
+
+
+def warn_if_unknown(request: PrefillRequest, match: Match, prepare: Prepare, plan: Plan) -> None:
+    """Log once per store that chunks are prepared in it, but none of a prompt's; else do nothing.
+
+    For callers who bring their own chunks, and may cut them in another way than when they prepared them.
+    """
+    numbers = _without_kv(match, [(span, span.origin) for span in plan.spans])
+    store, model = request.store, request.adapter.fingerprint
+    if not numbers or not isinstance(store, ChunkStore) or not any(prepare.candidates(request, numbers)):
+        return
+    chunks = [request.prompt.ids(request.prompt.spans[number]) for number in numbers]
+    if any(store.versions(model, chunks)) or store.other_models(model, chunks):
+        return
+    # Counting reads every row of the store, and is of use for one warning.
+    store.warn_once("unknown chunks", lambda: _unknown(store.prepared_chunks(model)))
+
+
+def _unknown(prepared: int) -> str:
+    """Return the warning where so many chunks are prepared, none of them in the prompt; empty where none is."""
+    if not prepared:
+        return ""
+    return (
+        f"{prepared} chunks are prepared in this store, but none of this prompt's, so all are computed: a chunk is found "
+        "by its exact text, white space included; give `prepare` the same texts"
+    )
+
+
+def _without_kv(match: Match, spans: Sequence[tuple[Span | PlanSpan, SpanOrigin]]) -> list[int]:
+    """Return the numbers of the chunk spans if the recipe looks for prepared KV, and found KV for none of them."""
+    if not match.position_independent:
+        return []
+    chunks = [number for number, (span, _) in enumerate(spans) if span.kind == "chunk" and span.tokens]
+    return chunks if all(spans[number][1] == "fresh" for number in chunks) else []
+
+
+def _difference(
+    wanted: Sequence[Sequence[KVProvenance]], stored: Sequence[Sequence[KVProvenance]]
+) -> str | None:
+    """Say how the stored KV that comes nearest differs; None where it does not, because its file was lost."""
+    pairs = [pair for ours, theirs in zip(wanted, stored, strict=True) for pair in product(ours, theirs)]
+    differences, best, nearest = min(
+        ((_differences(*pair), *pair) for pair in pairs),
+        key=lambda found: len(found[0]),
+        default=([], None, None),
+    )
+    if best is None or nearest is None or not differences:
+        return None
+    return f"{' and '.join(differences)} (stored: {nearest.kind}; looked for: {best.kind}); {_SETTINGS}"
+
+
+def _differences(wanted: KVProvenance, stored: KVProvenance) -> list[str]:
+    """Say what differs; exact KV of any kind is told apart by its context alone."""
+    (preparation, storage), (made_as, stored_as) = split_storage(wanted.kind), split_storage(stored.kind)
+    said = []
+    if preparation != made_as and (wanted.context != stored.context or not (wanted.exact and stored.exact)):
+        said.append(f"it was prepared as {made_as}, not as {preparation}")
+    if storage != stored_as:
+        said.append(f"it is stored as {stored_as or 'exact'}, not as {storage or 'exact'}")
+    if wanted.context[:1] != stored.context[:1] and wanted.context and stored.context:
+        said.append("it was computed after another system instruction")
+    if wanted.rope_regime != stored.rope_regime:
+        said.append("the rotary frequencies of this prompt's length are others")
+    return said

@@ -9,28 +9,30 @@ from typing import Final, NamedTuple
 from kvweave.errors import InvalidRequest
 from kvweave.types import STORAGES, Storage
 
-OWN_PREPARATIONS: Final[Mapping[str, str | None]] = {
-    "full": None,
-    "direct": "bare",
-    "reuse": "isolated",
-    "prefix": None,
-    "ape": "isolated",
-    "epic": "bare",
-    "cacheblend": "isolated",
-    "kvshare": "isolated",
-    "cachecraft": "observed",
-    "cacheclip": "isolated",
-    "fusionrag": "similar",
-    "fusionrag-over-stale": "similar",
-    "prophetkv": "isolated",
-    "qcfuse": "isolated",
-    "weave": "woven",
-}
-"""The name of each method's own preparation; None for a method that prepares nothing. A test compares it with METHODS.
-Methods that are not here, such as those of other packages, are asked themselves."""
 
-RENAMED: Final[Mapping[str, str]] = {"cacheclip-refill": "cacheclip"}
-"""Earlier names of methods, which `parse` still accepts."""
+class Method(NamedTuple):
+    """Where the function is that makes a method's recipe, in `methods/`, and the name of its own preparation, if it has one."""
+
+    function: str
+    preparation: str | None
+
+
+OWN_METHODS: Final[Mapping[str, Method]] = {
+    "full": Method("baselines:full", None),
+    "reuse": Method("baselines:reuse", "isolated"),
+    "prefix": Method("baselines:prefix", None),
+    "ape": Method("ape:ape", "isolated"),
+    "epic": Method("epic:epic", "bare"),
+    "cacheblend": Method("cacheblend:cacheblend", "isolated"),
+    "kvshare": Method("kvshare:kvshare", "isolated"),
+    "cachecraft": Method("cachecraft:cachecraft", "observed"),
+    "cacheclip": Method("cacheclip:cacheclip", "isolated"),
+    "fusionrag": Method("fusionrag:fusionrag", "similar"),
+    "prophetkv": Method("prophetkv:prophetkv", "isolated"),
+    "qcfuse": Method("qcfuse:qcfuse", "isolated"),
+    "weave": Method("weave:weave", "woven"),
+}
+"""The methods of this package. `kvweave.recipes.methods.METHODS` also has those of other packages."""
 
 AUTO: Final = "auto"
 """What stands for the recipe that calibration has chosen for a knowledge base, and elsewhere for UNCALIBRATED."""
@@ -54,9 +56,7 @@ class NamedRecipe(NamedTuple):
 def parse(name: str, prepare: str | None = None, storage: str | None = None) -> NamedRecipe:
     """Return what a recipe's name says, and `prepare` and `storage` where the name leaves them open.
 
-    An earlier name of a method gives the present one, and AUTO gives UNCALIBRATED.
-
-    Raises InvalidRequest if `prepare` is given twice, and for a storage that there is not.
+    AUTO gives UNCALIBRATED. Raises InvalidRequest if `prepare` is given twice, and for an unknown storage.
     """
     if "+" in name:
         if prepare is not None:
@@ -67,8 +67,15 @@ def parse(name: str, prepare: str | None = None, storage: str | None = None) -> 
         storage = named or storage
     if storage is not None and storage not in STORAGES:
         raise InvalidRequest(f"there is no storage {storage!r}; choose one of {', '.join(STORAGES)}")
-    name = UNCALIBRATED if name == AUTO else RENAMED.get(name, name)
-    return NamedRecipe(name, prepare, None if storage is None else STORAGES[storage])
+    return NamedRecipe(
+        UNCALIBRATED if name == AUTO else name, prepare, None if storage is None else STORAGES[storage]
+    )
+
+
+def split_storage(prepare: str) -> tuple[str | None, Storage | None]:
+    """Split a preparation's name such as similar-int8 into preparation and storage, either of which may be missing."""
+    preparation, _, last = prepare.rpartition("-")
+    return (preparation or None, STORAGES[last]) if last in STORAGES else (prepare, None)
 
 
 def displayed(method: str, preparation: str | None, storage: Storage | None) -> str:
@@ -77,25 +84,30 @@ def displayed(method: str, preparation: str | None, storage: Storage | None) -> 
     return f"{said}+{method}" if said else method
 
 
+def recipe_name(named: NamedRecipe, own: str | None) -> str:
+    """Return the one name of what `named` says of a method whose own preparation is `own`."""
+    used = own if named.preparation is None else named.preparation
+    coded = None if named.storage == "exact" else named.storage
+    return displayed(named.method, None if used == own and coded is None else used, coded)
+
+
 def full_name(name: str, prepare: str | None = None, storage: str | None = None) -> str | None:
     """Return the name of the recipe that `recipe_named` makes from these; None if only that can tell, or refuses them.
 
     Raises InvalidRequest as `parse`.
     """
-    wanted = parse(name, prepare, storage)
-    if wanted.method not in OWN_PREPARATIONS:
+    named = parse(name, prepare, storage)
+    if named.method not in OWN_METHODS:
         return None
-    own = OWN_PREPARATIONS[wanted.method]
+    own = OWN_METHODS[named.method].preparation
     if own is None:
-        return wanted.method if wanted.preparation is None else None
-    used = own if wanted.preparation is None else wanted.preparation
-    coded = None if wanted.storage == "exact" else wanted.storage
-    if used not in _PREPARATIONS or (coded and used == _EXACT_PREPARATION):
+        return named.method if named.preparation is None else None
+    used = own if named.preparation is None else named.preparation
+    if used not in _PREPARATIONS or (used == _EXACT_PREPARATION and named.storage in ("int8", "int4")):
         return None
-    return displayed(wanted.method, None if used == own and not coded else used, coded)
+    return recipe_name(named, own)
 
 
-def split_storage(prepare: str) -> tuple[str | None, Storage | None]:
-    """Split a preparation's name such as similar-int8 into preparation and storage, either of which may be missing."""
-    preparation, _, last = prepare.rpartition("-")
-    return (preparation or None, STORAGES[last]) if last in STORAGES else (prepare, None)
+def own_preparation(method: str) -> str | None:
+    """Return the name of the preparation of one of OWN_METHODS; None for another, and for one that prepares nothing."""
+    return OWN_METHODS[method].preparation if method in OWN_METHODS else None

@@ -1,6 +1,6 @@
 """Slot 3, place: at which rotary positions stored keys are placed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -36,23 +36,3 @@ class TruePositions:
             tuple(PlacedSpan(m.kv, m.span.start, first + m.span.start) for m in matched if m.kv is not None),
             None if prefix_context is None else prefix_context.positions(request.prompt.tokens),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPositions:
-    """Each chunk at the position where it was prepared, which is wrong in most prompts: a lower bound.
-
-    That is position 0 for a chunk that was prefilled alone. All others start right after the system prefix, because
-    entries do not record the length of the neighbours that a chunk was prepared after.
-    """
-
-    def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
-        """Leave each reused span unmoved; exact spans are at their true positions already."""
-        true = TruePositions().place(request, matched)
-        stored = [
-            span
-            if m.origin == "exact"
-            else replace(span, rope_start=len(request.prefix) if m.provenance and m.provenance.context else 0)
-            for m, span in zip((m for m in matched if m.kv is not None), true.spans, strict=True)
-        ]
-        return replace(true, spans=tuple(stored))

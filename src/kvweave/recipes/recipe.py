@@ -1,7 +1,7 @@
 """A method of KV reuse as a recipe of six slots, and `run`, which prefills a prompt by a recipe.
 
 Each slot answers one question; all but the name have a default. A new method is a file in `methods/` that fills the
-slots it changes, and one line in METHODS. If a method needs an edit here, a slot is wrong.
+slots it changes, and one line in OWN_METHODS. If a method needs an edit here, a slot is wrong.
 """
 
 import logging
@@ -16,7 +16,6 @@ from torch import Tensor
 from kvweave.cancellation import check_cancelled
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
 from kvweave.kvstore.format import verify_content
-from kvweave.kvstore.keys import with_queries
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
@@ -26,13 +25,13 @@ from kvweave.models.hooks import AttentionHook
 from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
-from kvweave.recipes.match import Match, MatchSystemThenChunk
+from kvweave.recipes.match import Match, MatchSystemThenChunk, warn_if_none_fits
 from kvweave.recipes.place import Place, TruePositions
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare
 from kvweave.recipes.recompute import Recompute, SelectedRows
-from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult, PrefillState
+from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
-from kvweave.recipes.unfit import warn_if_none_fits
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import ModelFingerprint, TokenizedPrompt
 
@@ -212,8 +211,7 @@ class _NewEntries:
             span, sources = prompt.spans[number], request.sources(number)
             provenance = request.exact_provenance(number)
             kv = request.adapter.extract_chunk_kv(kv_cache, prompt.token_ids, span.start, span.end)
-            named = provenance if kv.queries is None else with_queries(provenance)
-            yield StoreEntry(kv, named, sources, limit if span.kind == "chunk" else None)
+            yield StoreEntry(kv, provenance, sources, limit if span.kind == "chunk" else None)
             if self._recorder is not None and span.kind == "chunk":
                 yield StoreEntry(self._recorder.feature(number), attention_key(provenance), sources)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvweave.models.hooks import AttentionHook
-from kvweave.recipes.request import PrefillState
+from kvweave.recipes.prefill_state import PrefillState
 
 
 class Recompute(Protocol):

@@ -13,7 +13,7 @@ from kvweave.models.hooks import AttentionHook, AttentionProbe, LayerQueries, St
 from kvweave.models.support import Geometry
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.request import PrefillState
+from kvweave.recipes.prefill_state import PrefillState
 
 
 class Select(Protocol):

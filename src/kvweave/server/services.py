@@ -211,7 +211,7 @@ async def start(
         firsts: dict[CompletionRequest, int] = {}
         others = []
         for index, each in enumerate(wanted):
-            if firsts.setdefault(replace(each, generation=None), index) != index:
+            if firsts.setdefault(replace(each, options={**each.options, "generation": None}), index) != index:
                 others.append(index)
         together(generate, list(firsts.values()), CHOICES_AT_ONCE, cancelled)
         together(generate, others, CHOICES_AT_ONCE, cancelled)

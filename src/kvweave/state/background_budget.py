@@ -13,7 +13,6 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS idle_worth (
         day TEXT PRIMARY KEY, entries INTEGER NOT NULL, hits INTEGER NOT NULL, saved_s REAL NOT NULL,
         kv_bytes REAL NOT NULL) WITHOUT ROWID""",
-    "CREATE TABLE IF NOT EXISTS idle_facts (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
 )
 ANSWERING: Final = frozenset({"answers", "population", "conversion"})
 """The kinds of jobs that answer a question."""
@@ -46,7 +45,7 @@ class Worth:
 
 
 class BackgroundBudget:
-    """The tables `idle_work`, `idle_worth` and `idle_facts` of `database`, created if they are not there."""
+    """The tables `idle_work` and `idle_worth` of `database`, created if they are not there."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -106,29 +105,6 @@ class BackgroundBudget:
             (_today() if today else None,),
         )
         return Worth(*rows[0])
-
-    def fact(self, name: str) -> float | None:
-        """Return a recorded number, or None."""
-        rows = self._database.query("SELECT value FROM idle_facts WHERE name = ?", (name,))
-        return float(rows[0][0]) if rows else None
-
-    def facts(self, about: str) -> dict[str, float]:
-        """Return all recorded numbers whose names are `about`, a space and anything, by what that is."""
-        rows = self._database.query(
-            "SELECT substr(name, ?), value FROM idle_facts WHERE substr(name, 1, ?) = ? ORDER BY name",
-            (len(about) + 2, len(about) + 1, f"{about} "),
-        )
-        return {name: float(value) for name, value in rows}
-
-    def forget_facts(self, about: str) -> None:
-        """Delete all of them."""
-        self._database.execute(
-            "DELETE FROM idle_facts WHERE substr(name, 1, ?) = ?", (len(about) + 1, f"{about} ")
-        )
-
-    def record_fact(self, name: str, value: float) -> None:
-        """Record a number."""
-        self._database.execute("INSERT OR REPLACE INTO idle_facts VALUES (?, ?)", (name, value))
 
 
 def _today() -> str:

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from kvweave.config import Config
 from kvweave.database import Database
-from kvweave.recipes.names import OWN_PREPARATIONS, UNCALIBRATED
+from kvweave.recipes.names import UNCALIBRATED, own_preparation
 from kvweave.state.metadata import KBMetadata
-from kvweave.state.tried_weights import TriedWeights, at_ratio, tried_weights
 from kvweave.version import __version__
 
 MIN_QUESTIONS: Final = 20
@@ -99,10 +98,9 @@ class Verdict:
         first_tokens, answers: the least shares that had to be kept.
         asked, predicted, given: how many questions were asked by users, predicted, and given by the caller.
         made_at_s: seconds since 1970.
-        seconds: how long measuring took, with the weights of the knowledge base.
+        seconds: how long measuring took.
         passes: passes over a question's prompt that this took, on average.
         trials: of all budgets, as they were tried.
-        weights: what fewer bits per weight have kept; None where none were tried.
     """
 
     recipe: str
@@ -118,7 +116,6 @@ class Verdict:
     seconds: float
     passes: float
     trials: tuple[Trial, ...]
-    weights: TriedWeights | None = None
 
     @property
     def questions(self) -> int:
@@ -135,16 +132,12 @@ class Verdict:
                 f"{self.recipe}, since {day}: no cheaper recipe keeps {self.first_tokens:.0%} of first tokens and "
                 f"{self.answers:.0%} of answers"
             )
+        recipe = f"{self.recipe} at ratio {self.budget:g}" if self.budget else self.recipe
         return (
-            f"{at_ratio(self.recipe, self.budget)}, since {day}: of {kept.questions} questions it keeps {_share(kept.first_tokens, kept)} of "
+            f"{recipe}, since {day}: of {kept.questions} questions it keeps {_share(kept.first_tokens, kept)} of "
             f"first tokens (95 % interval {_percent(kept.first_tokens_interval)}) and {_share(kept.answers, kept)} of answers "
             f"({_percent(kept.answers_interval)})"
         )
-
-    @property
-    def weights_told(self) -> str:
-        """Return one line for people about fewer bits per weight; empty where none were tried."""
-        return "" if self.weights is None else self.weights.told(self.first_tokens, self.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +271,7 @@ class AutoRecipe:
             "model": metadata.get("model_digest") or "",
             "kvweave": __version__,
             "system": metadata.system,
-            f"preparation of {UNCALIBRATED}": OWN_PREPARATIONS[UNCALIBRATED] or "",
+            f"preparation of {UNCALIBRATED}": own_preparation(UNCALIBRATED) or "",
             **{name: str(value) for name, value in settings.items()},
         }
 
@@ -326,8 +319,8 @@ def _verdict(encoded: str) -> Verdict:
     for trial in trials:
         for name in ("first_tokens_interval", "answers_interval"):
             trial[name] = tuple(trial[name])
-    weights = stored.pop("weights", None)  # verdicts from before weights were tried have none
-    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials), weights=tried_weights(weights))
+    stored.pop("weights", None)  # older versions also stored trials of the model in fewer bits per weight
+    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials))
 
 
 def _question(encoded: str) -> MeasuredQuestion:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvweave.index.vector_index import VectorIndex
     from kvweave.kvstore.kv_store import KVStore
     from kvweave.models.adapter import Adapter
-    from kvweave.models.precision import WeightBits
     from kvweave.models.prompt import PromptTemplate
     from kvweave.models.snapshot_adapter import LoadedModel
     from kvweave.state.resident import ResidentModels
@@ -76,18 +75,6 @@ class Components:
             device=wanted.device,
             home=self._config.home,
         )
-
-    def load_with(self, bits: "WeightBits") -> "Adapter":
-        """Load the model once more, with these bits per weight; it is the caller's alone.
-
-        Its dtype is that of a knowledge base that is made with these bits, since not every dtype goes with them. Raises as
-        `load_model`.
-        """
-        from kvweave.models.loading import load_any_model
-        from kvweave.models.snapshot_adapter import fused
-
-        wanted = self._metadata.model_settings
-        return fused(load_any_model(wanted.model, weights=bits, device=wanted.device, home=self._config.home))
 
     @property
     def loads_recorded_model(self) -> bool:

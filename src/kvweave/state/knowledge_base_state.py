@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.config import Config
-from kvweave.database import Database
+from kvweave.database import Database, FactTable
 from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.files import try_lock
 from kvweave.index.documents import DocumentTable
@@ -84,9 +84,8 @@ class KnowledgeBaseState:
             self.predictions = PredictionStore(self.database)
             self.verdicts = VerdictTable(self.database)
             self.background_budget = BackgroundBudget(self.database)
-            self.preparation = Preparation(
-                self.database, self.background_budget, folder, preparation_way(config)
-            )
+            self.facts = FactTable(self.database, "idle_facts")
+            self.preparation = Preparation(self.database, self.facts, folder, preparation_way(config))
             self.conversations = folder / "conversations"
             if config.store.shared is not None:
                 _ = self.store  # a wrong address is refused now

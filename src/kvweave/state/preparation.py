@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvweave.config import Config
-from kvweave.database import Database
+from kvweave.database import Database, FactTable
 from kvweave.errors import StoreError
 from kvweave.files import absolute_if_path, is_locked, is_process_alive, try_lock
-from kvweave.state.background_budget import BackgroundBudget
 
 _LOG = logging.getLogger(__name__)
 _SINCE: Final = "prepare_since"
@@ -92,7 +91,7 @@ class Preparation:
         log: what it writes.
     """
 
-    def __init__(self, database: Database, facts: BackgroundBudget, folder: Path, way: str) -> None:
+    def __init__(self, database: Database, facts: FactTable, folder: Path, way: str) -> None:
         self._database, self._facts, self.way = database, facts, way
         self.lock, self.log = folder / "prepare.lock", folder / "prepare.log"
         self.background_lock = folder / "prepare.background.lock"
@@ -102,11 +101,11 @@ class Preparation:
     @property
     def since_s(self) -> float:
         """When the first document was added that is still to be prepared (seconds since 1970); 0 if there is none."""
-        return self._facts.fact(f"{_SINCE} {self.way}") or 0.0
+        return self._facts.get(f"{_SINCE} {self.way}") or 0.0
 
     def marked(self) -> list[str]:
         """Return the ways in which something is still to be prepared."""
-        return [way for way, since_s in self._facts.facts(_SINCE).items() if since_s]
+        return [way for way, since_s in self._facts.about(_SINCE).items() if since_s]
 
     def mark(self) -> None:
         """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
@@ -117,7 +116,7 @@ class Preparation:
     def mark_removed(self) -> None:
         """Note that a document was removed: a process at work looks once more. Without documents there is nothing to prepare."""
         with self._database.transaction():
-            self._facts.record_fact(_REMOVED, time.time())
+            self._facts.record(_REMOVED, time.time())
             if self._database.query("SELECT 1 FROM documents LIMIT 1"):
                 self.mark()
             else:
@@ -126,7 +125,7 @@ class Preparation:
     def changed_s(self) -> float:
         """Return when a document was last added or removed (seconds since 1970); 0 if never."""
         added_s = float(self._database.query("SELECT coalesce(max(added_at), 0) FROM documents")[0][0])
-        return max(added_s, self._facts.fact(_REMOVED) or 0.0)
+        return max(added_s, self._facts.get(_REMOVED) or 0.0)
 
     def unmark(self, changed_s: float) -> bool:
         """Note that all is prepared; return False, and do nothing, if the documents have changed since `changed_s`.
@@ -143,7 +142,7 @@ class Preparation:
     def clear(self) -> None:
         """Forget what is marked and left, in all ways: there are no documents any more."""
         for about in (_SINCE, _LEFT, _LEFT_WITHOUT_KV, _LEFT_S, _MEASURED):
-            self._facts.forget_facts(about)
+            self._facts.forget(about)
 
     # What is left
 
@@ -152,13 +151,13 @@ class Preparation:
         chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
         without_vector = int(self._database.query("SELECT count(*) FROM chunks_without_vector")[0][0])
         left, without_kv = (
-            min(chunks, int(max(self._facts.facts(name).values(), default=0)))
+            min(chunks, int(max(self._facts.about(name).values(), default=0)))
             for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
-        left_s = sum(self._facts.facts(_LEFT_S).values()) if left else 0.0
-        measured = all(self._facts.facts(_MEASURED).values()) or not left
+        left_s = sum(self._facts.about(_LEFT_S).values()) if left else 0.0
+        measured = all(self._facts.about(_MEASURED).values()) or not left
         if without_vector:
-            rate = self._facts.fact(_EMBEDDING_RATE)
+            rate = self._facts.get(_EMBEDDING_RATE)
             left, measured = max(left, without_vector), measured and rate is not None
             left_s += without_vector / rate if rate else 0.0
         process = self.worker()
@@ -183,11 +182,11 @@ class Preparation:
 
     def rate(self, kind: str, model: str) -> float | None:
         """Return the measured tokens per second at which a kind of entry is made; None before it was measured."""
-        return self._facts.fact(_RATE.format(kind, model[:16]))
+        return self._facts.get(_RATE.format(kind, model[:16]))
 
     def unprepared_s(self, chunks: int) -> float | None:
         """Estimate the seconds that a question takes to compute so many chunks; None before a pass was measured."""
-        rate = max(self._facts.facts(_RATE.format(PASS, "").strip()).values(), default=0.0)
+        rate = max(self._facts.about(_RATE.format(PASS, "").strip()).values(), default=0.0)
         ((found, tokens),) = self._database.query(
             "SELECT coalesce(sum(chunks), 0), coalesce(sum(tokens), 0) FROM documents"
         )
@@ -196,12 +195,12 @@ class Preparation:
     def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
         """Record it. `model` is the digest of the model."""
         with _if_possible():
-            self._facts.record_fact(_RATE.format(kind, model[:16]), tokens_per_s)
+            self._facts.record(_RATE.format(kind, model[:16]), tokens_per_s)
 
     def record_embedding_rate(self, chunks_per_s: float) -> None:
         """Record at how many chunks per second vectors were made last."""
         with _if_possible():
-            self._facts.record_fact(_EMBEDDING_RATE, chunks_per_s)
+            self._facts.record(_EMBEDDING_RATE, chunks_per_s)
 
     def _record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
         self._record(_LEFT, chunks)
@@ -210,7 +209,7 @@ class Preparation:
         self._record(_MEASURED, measured)
 
     def _record(self, about: str, value: float) -> None:
-        self._facts.record_fact(f"{about} {self.way}", value)
+        self._facts.record(f"{about} {self.way}", value)
 
     # Who works
 

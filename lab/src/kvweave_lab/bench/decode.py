@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
+from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import AppendableCache
@@ -27,6 +27,7 @@ from kvweave.results import DecodeStats
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Storage
 from kvweave_lab.bench.measurement import MedianRange, paired_ratios
+from kvweave_lab.strategies import MEMORY_SHARE
 
 WARM_UP = 4
 """Untimed steps at the beginning, which find nothing in memory."""

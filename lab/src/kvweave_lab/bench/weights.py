@@ -6,17 +6,17 @@ measured against the first variant on given text, where every token follows the 
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
-from kvweave.models.quantised import held_bytes, quantised_modules
+from kvweave.models.quantised import quantised_modules
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.bench.llama_cpp import LlamaCpp
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios, resident_bytes, trim_heap
@@ -282,3 +282,22 @@ def _quality(compared: Sequence[tuple[Tensor, Tensor]]) -> Quality | None:
     kl = torch.cat([one for one, _ in compared])
     same = torch.cat([one for _, one in compared]).float()
     return Quality(kl.numel(), float(kl.mean()), float(kl.quantile(0.95)), float(same.mean()))
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Count the bytes of a model's weights as they are held; a shared weight once."""
+    held = (*model.parameters(), *model.buffers())
+    tensors = {each.data_ptr(): each for whole in held for each in _inner_tensors(whole)}
+    packed = [getattr(each, "packed", None) for each in quantised_modules(model).values()]
+    counted = [each.numel() * each.element_size() for each in tensors.values()]
+    counted += [each.bytes for each in packed if each is not None]
+    return sum(counted)
+
+
+def _inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold the data: those inside of a packed one of torchao, else the tensor itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _inner_tensors(getattr(tensor, name))

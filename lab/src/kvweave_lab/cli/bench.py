@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from kvweave_lab.bench.steady import SteadyBench, SteadySettings
     from kvweave_lab.bench.ttft import TtftBench, TtftSettings
 
-app = typer.Typer(help="Measure speed on this machine, always relative to a baseline.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed on this machine, always relative to a baseline.",
+    short_help="Measure speed on this machine.",
+    no_args_is_help=True,
+)
 
 
 @app.callback()

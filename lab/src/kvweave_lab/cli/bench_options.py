@@ -16,6 +16,7 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
+    from kvweave.types import Storage
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
 
@@ -120,3 +121,10 @@ def print_paths(files: Sequence[Path]) -> None:
 
     for file in files:
         STDOUT.print(f"[dim]{file}[/]", soft_wrap=True)
+
+
+def storages_named(names: Sequence[str]) -> "list[Storage]":
+    """Return the storages of these names; raises InvalidRequest for an unknown one."""
+    from kvweave.types import STORAGES
+
+    return opt.chosen(names, list(STORAGES.values()), "storage")

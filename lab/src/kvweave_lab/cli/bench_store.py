@@ -58,7 +58,7 @@ def store(
     from kvweave_lab.bench.store import bench_store
 
     opt.quiet_libraries()
-    storages = opt.storages_named(options.storage or list(STORAGES))
+    storages = bench.storages_named(options.storage or list(STORAGES))
     adapter, _ = model.load()
     with bench.temporary_folder(options.folder) as place, progress_bar(quiet or json) as report:
         done = bench_store(
@@ -170,11 +170,11 @@ class DecodeOptions:
     def settings(self) -> "list[tuple[str, OffloadSettings]]":
         """Return every strategy with its settings, for each storage and budget; raises InvalidRequest."""
         from kvweave.decode.settings import DiskSettings, OffloadSettings
-        from kvweave.decode.strategies import STRATEGIES
         from kvweave_lab.eval.decoding.measure import variant_named
+        from kvweave_lab.strategies import STRATEGIES
 
         limit = None if self.resident_bytes is None else opt.size_bytes(self.resident_bytes)
-        storages = opt.storages_named(self.storage or ["exact"])
+        storages = bench.storages_named(self.storage or ["exact"])
         names = [name for name in self.strategy or STRATEGIES if name != "dense"]
         disk = DiskSettings(direct=not self.page_cache)
         return [

@@ -115,7 +115,7 @@ class DecodeOptions:
             lengths=lengths,
             variants=_variants(self.strategy or (), ablations=self.ablations),
             budgets=tuple(self.budget or BUDGETS),
-            storages=tuple(opt.storages_named(self.storage or ["exact"])),
+            storages=tuple(bench.storages_named(self.storage or ["exact"])),
             seeds=tuple(self.seed or (0, 1, 2)),
             samples=self.samples,
             prompt_tokens=self.prompt_tokens,
@@ -162,10 +162,10 @@ def decode(
 
 
 def _variants(names: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
-    from kvweave.decode.strategies import STRATEGIES
     from kvweave_lab.eval.decoding.measure import all_variants
+    from kvweave_lab.strategies import STRATEGIES
 
-    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or tuple(STRATEGIES)
+    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or STRATEGIES
 
 
 def _file_texts(

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kvweave_lab.eval.evaluation import Evaluation, Request
     from kvweave_lab.eval.grid import Suite
 
-app = typer.Typer(name="eval", invoke_without_command=True)
+app = typer.Typer(
+    name="eval", short_help="Compare the recipes' answers with full attention's.", invoke_without_command=True
+)
 
 MODEL_TEXT = "Hub id or local folder. Default: the shipped reference model."
 

@@ -1,5 +1,7 @@
 """profile-layers: measure once per model which layers predict what an answer attends to."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +12,7 @@ from kvweave.cli.interrupted import keeps_nothing
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kvweave.types import ModelFingerprint
     from kvweave_lab.eval.selection.layer_attention import LayerProfile
 
 
@@ -32,12 +35,14 @@ def profile_layers(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Find the layers whose attention from the question predicts decoding best, and store them for this model."""
+    """Find the layers that qcfuse scores tokens with.
+
+    Their attention from the question predicts decoding best. They are stored for this model.
+    """
     from dataclasses import asdict, replace
 
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave.config import default_home
-    from kvweave.models.critical_layers import write_layers
     from kvweave_lab.eval.evaluation import haystack_of, token_count
     from kvweave_lab.eval.grid import generated_cases, suite_named
     from kvweave_lab.eval.selection.layer_attention import profile_layers as measure_layers
@@ -55,12 +60,29 @@ def profile_layers(
     drawn = [case.sample for case in cases]
     with progress_bar(quiet or json) as progress:
         profile = measure_layers(adapter, drawn, progress=progress)
-    path = write_layers((options.home or default_home()).expanduser(), adapter.fingerprint, asdict(profile))
+    path = _write((options.home or default_home()).expanduser(), adapter.fingerprint, asdict(profile))
     if json:
         print_json({"file": str(path), **asdict(profile)})
         return
     STDOUT.print(_table(profile))
     STDOUT.print(f"[dim]{path}[/]", soft_wrap=True)
+
+
+def _write(home: Path, model: "ModelFingerprint", found: Mapping[str, object]) -> Path:
+    """Store what was found and return the file that models are loaded with. Raises StoreError if that fails."""
+    from json import dumps
+
+    from kvweave.errors import StoreError
+    from kvweave.files import write_atomically
+    from kvweave.models.critical_layers import layers_file
+
+    path = layers_file(home, model)
+    text = dumps({"model": model.name, **found}, indent=2) + "\n"
+    try:
+        write_atomically(path, [text.encode()])
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}; name another --home") from error
+    return path
 
 
 def _table(profile: "LayerProfile") -> "Table":

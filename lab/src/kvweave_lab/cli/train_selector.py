@@ -49,7 +49,10 @@ def train_selector(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Fine-tune the auxiliary model with which cacheclip selects tokens, to attend as the model that answers does."""
+    """Fine-tune the model that cacheclip selects with.
+
+    It learns to attend as the model that answers does.
+    """
     from dataclasses import asdict
 
     from kvweave.cli.output import STDOUT, print_json, progress_bar

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvweave.recipes.methods import METHODS, PREPARATIONS, exact_name, name_parts
+from kvweave.recipes.methods import METHODS, PREPARATIONS
 from kvweave.types import Storage
 from kvweave_lab.eval.outcomes import Label, Outcome
 from kvweave_lab.eval.rows import OVERALL, Row
+from kvweave_lab.recipes.names import exact_name, name_parts
 from kvweave_lab.statistics import Estimate, interval_over_tasks
 
 

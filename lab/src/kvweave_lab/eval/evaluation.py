@@ -11,7 +11,6 @@ from kvweave.documents.chunking import Chunker
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import middle_layers
-from kvweave.recipes.methods import name_parts
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.comparisons import Matrix, StorageCost, matrices, storage_costs
 from kvweave_lab.eval.grid import Case, Suite, candidates_of, evaluate, generated_cases
@@ -25,6 +24,7 @@ from kvweave_lab.eval.runner import BATCH, Candidate, Runner
 from kvweave_lab.eval.samples import OTHER_DOCUMENTS, with_other_documents
 from kvweave_lab.eval.workers import Workers, WorkerTask, fill_log
 from kvweave_lab.eval.world import SPLITS, Haystack
+from kvweave_lab.recipes.names import name_parts
 from kvweave_lab.results_log import dtype_name, run_config
 
 Notice = Callable[[str], None]

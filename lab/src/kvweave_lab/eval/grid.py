@@ -48,7 +48,7 @@ class Suite:
     auxiliary: str | None = None
 
 
-_RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix", "percache"))
+_RECIPES = tuple(name for name in METHODS if name not in ("full", "prefix"))
 
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {

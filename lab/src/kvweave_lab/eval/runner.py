@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvweave.answering.generation import generate_together
-from kvweave.config import GenerationConfig
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowPlan
@@ -31,10 +29,9 @@ from kvweave.types import TokenizedPrompt
 from kvweave_lab.eval.metrics import METRICS, ContainedFacts, Judge
 from kvweave_lab.eval.outcomes import FULL, Label, Outcome, OutcomeLog, Trace
 from kvweave_lab.eval.preparation import OtherDocuments, prepare_sample, render
+from kvweave_lab.eval.replies import generate_together
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.statistics import kl_divergence
-
-_GREEDY = GenerationConfig(temperature=0.0)
 
 BATCH = 8
 """Answers generated together by default: the KV of this many fits into memory with most models on most machines."""
@@ -149,7 +146,7 @@ class Runner:
             results.append(self._prefill(candidate, sample, prompt))
             seconds.append(time.monotonic() - began)
         starts = [(result.kv_cache, prompt.token_ids, result.logits) for result in results]
-        replies = generate_together(self._adapter, starts, _GREEDY, sample.max_new_tokens)
+        replies = generate_together(self._adapter, starts, sample.max_new_tokens)
         return [
             _Answer(result, reply.text.strip(), reply.tokens, prefill_s + reply.seconds)
             for result, reply, prefill_s in zip(results, replies, seconds, strict=True)

@@ -20,7 +20,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from kvweave.errors import EvaluationStopped
+from kvweave.errors import KvweaveError
 from kvweave.models.adapter import Adapter
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.grid import Case, Suite, candidates_of
@@ -39,6 +39,10 @@ PROCESS_BYTES = 1_000_000_000
 
 WORTHWHILE_PROMPTS = 16
 """The prompts that a process must answer to be worth the seconds of its start."""
+
+
+class EvaluationStopped(KvweaveError):
+    """A worker process ended early; the answers up to then are kept."""
 
 
 @dataclass(frozen=True, slots=True)

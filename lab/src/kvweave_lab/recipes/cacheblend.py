@@ -12,21 +12,20 @@ from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.cacheblend import ValueDeviation
+from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.recompute import SelectedRows
-from kvweave.recipes.request import SECOND_LAYER, PrefillState
 from kvweave.recipes.select import TopScores
 
 
 def with_keys() -> Recipe:
     """CacheBlend that compares keys as well as values.
 
-    Paper: CacheBlend §4, which speaks of the deviation of a token's KV.
+    Paper: CacheBlend (arXiv 2405.16444) §4, which speaks of the deviation of a token's KV.
     Idea: a wrong key harms as a wrong value does.
     Parameters: ratio 0.15.
     Differs from the paper: as `cacheblend`; keys and values have the same weight, whatever their sizes.
     Relations: `cacheblend` compares values alone, as ProphetKV App. C states it.
-    Measured: see the methods page.
     """
     score = KeyValueDeviation()
     return Recipe("cacheblend-kv", match=MatchPathThenChunk(), select=TopScores(score), ratio=0.15)
@@ -35,7 +34,7 @@ def with_keys() -> Recipe:
 def gradual() -> Recipe:
     """CacheBlend with a selection that shrinks from layer to layer.
 
-    Paper: CacheBlend §4.3 (gradual filtering).
+    Paper: CacheBlend (arXiv 2405.16444) §4.3 (gradual filtering).
     Idea: a layer computed for a few more tokens than needed shows better than the second layer alone which of them are
         worth computing in the next.
     Parameters: ratio 0.15 on average over the layers, half as much again in the first and half of it in the last.
@@ -43,7 +42,6 @@ def gradual() -> Recipe:
         in full, which costs one layer of the whole context.
     Relations: `cacheblend` computes the same rows in all layers. The rows reported as recomputed are those that it would
         select. Here some of them leave early and others take part in their place, the same number on average.
-    Measured: see the methods page.
     """
     return Recipe(
         "cacheblend-gradual",

@@ -1,4 +1,4 @@
-"""FusionRAG as the text of §3.2 reads literally: a question that sees no chunk, and products without softmax."""
+"""Two other readings of FusionRAG §3.2: a question that sees no chunk, and one softmax over all chunks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,30 +10,47 @@ from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import StopAtLayer, UnrotatedQueries
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
-from kvweave.recipes.select import TopScores, question_votes
+from kvweave.recipes.select import QuestionAttention, TopScores, question_votes
 from kvweave.types import ChunkKV
 
 
 def alone() -> Recipe:
     """FusionRAG with a question that is prefilled alone: plain products of its queries with each chunk's keys.
 
-    Paper: FusionRAG §3.2, read literally.
+    Paper: FusionRAG (arXiv 2601.12904) §3.2, read literally.
     Idea: a token's score then depends neither on its position nor on other chunks, as §3.2 says of it.
     Parameters: 10 neighbours, ratio 0.15.
     Differs from the paper: in nothing known. The question is prefilled after the system prefix. Queries and keys are not
         rotated, as the question has no place among the chunks yet. There is no scale and no softmax.
     Relations: `fusionrag` runs the question over the chunks and takes a softmax for each, as public code does that looks
         like the authors'.
-    Measured: see the methods page.
     """
     return Recipe(
         "fusionrag-alone",
         prepare=Similar(),
         match=MatchPathThenChunk(),
         select=TopScores(IsolatedQuestionProducts()),
+        ratio=0.15,
+    )
+
+
+def over_stale() -> Recipe:
+    """FusionRAG with one softmax over all chunks: the last layer's attention to the whole context selects.
+
+    Paper: FusionRAG (arXiv 2601.12904) §3.2, read in another way: attention weights are those that the model itself would give.
+    Idea: a chunk that the question does not need loses its tokens to the others.
+    Parameters: 10 neighbours, ratio 0.15.
+    Differs from the paper: chunks compete for the question's attention.
+    Relations: `fusionrag` takes a softmax for each chunk by itself; `prophetkv` with `similar` chunks counts all layers.
+    """
+    return Recipe(
+        "fusionrag-over-stale",
+        prepare=Similar(),
+        match=MatchPathThenChunk(),
+        select=TopScores(QuestionAttention(layers=(-1,))),
         ratio=0.15,
     )
 

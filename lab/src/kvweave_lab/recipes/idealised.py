@@ -6,25 +6,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.ops.scores import residual_norms
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores, question_probe, question_votes
+from kvweave_lab.scores import residual_norms
 
 
 def idealised() -> Recipe:
     """Recompute the tokens whose staleness, measured against full attention, changes the question's attention most.
 
-    Paper: ProphetKV eq. 5 and App. F.
+    Paper: ProphetKV (arXiv 2602.02579) eq. 5 and App. F.
     Idea: how far selection by this bound could get if its terms were known. It needs a full prefill, so it is for
         evaluation only.
     Parameters: ratio 0.15.
     Differs from the paper: App. F combines attention and values of all layers before applying eq. 5; here eq. 5 is
         applied in every layer, and its norms are averaged.
     Relations: ranks the terms of a bound, not the error itself, so practical recipes may beat it.
-    Measured: see the methods page.
     """
     return Recipe("idealised", match=MatchPathThenChunk(), select=TopScores(TrueResidual()), ratio=0.15)
 

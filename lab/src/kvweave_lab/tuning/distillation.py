@@ -15,13 +15,14 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import ATTENTION_NAME
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
-from kvweave.ops.scores import Offsets, top_tokens, transfer_scores
+from kvweave.ops.scores import Offsets, top_tokens
 from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.request import Budget
 from kvweave.recipes.select import last_layer
 from kvweave.types import Prompt
 from kvweave_lab.eval.selection.layer_attention import TOP_SHARE
 from kvweave_lab.eval.selection.measure import attention_divergence, jaccard
+from kvweave_lab.scores import transfer_scores
 
 
 @dataclass(frozen=True, slots=True)

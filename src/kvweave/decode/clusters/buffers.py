@@ -8,8 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-UNGROUPED = -1
-"""Owner of entries that belong to no cluster yet."""
 _MIN_GROWTH = 4
 
 

@@ -6,20 +6,20 @@ H query heads, C clusters, D head width, E bytes of an entry.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvweave.decode.cluster_table import ClusterTable, layer_keys
 from kvweave.decode.clusters.buffers import BufferedEntries
 from kvweave.decode.clusters.selection import score_clusters, select_clusters, top_entries
-from kvweave.decode.clusters.table import ClusterTable, layer_keys
 from kvweave.decode.disk.layout import co_retrievals, neighbour_order
-from kvweave.decode.retriever import TokenBudget
+from kvweave.decode.retriever import CacheHooks, TokenBudget
 from kvweave.decode.shared_state import SharedState
-from kvweave.ops.kmeans import k_means, split_in_two
+from kvweave.ops.kmeans import k_means, nearest, split_in_two
 from kvweave.ops.partial_attention import PartialAttention
 
 FIRST_CLUSTERS = 4
@@ -32,23 +32,21 @@ Portion = list[NDArray[np.int64]]
 class ClusterRetriever(ABC):
     """Entries of one layer in clusters (DynaKV §2.1): a query attends to the best clusters, or to their best entries.
 
-    `on_reads_done` and `reserve_memory` as in `Retriever`. `default_candidates` is the strategy's ratio of entries in
-    retrieved clusters to attended entries.
+    `default_candidates` is the strategy's ratio of entries in retrieved clusters to attended entries.
     """
 
     default_candidates = 1.0
 
-    def __init__(self, layer: int, shared: SharedState) -> None:
+    def __init__(self, layer: int, shared: SharedState, hooks: CacheHooks) -> None:
         self.layer = layer
         self.shared = shared
+        self.hooks = hooks
         self.store = shared.store
         self.table: ClusterTable = shared.store.tables[layer]
         heads = self.table.heads
         self.buffer = BufferedEntries(heads, shared.store.entry_format.entry_bytes)
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
         self.selected: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in range(heads)]
-        self.on_reads_done: Callable[[], None] = lambda: None
-        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
         self.candidates = shared.settings.clusters.candidates or self.default_candidates
 
     # Defined by strategies
@@ -181,7 +179,28 @@ class ClusterRetriever(ABC):
         """
         more_bytes = self.shared.centroids.growth_bytes(self.layer, clusters, rows) + buffer_bytes
         if more_bytes:
-            self.reserve_memory(more_bytes)
+            self.hooks.reserve_memory(more_bytes)
+
+    def nearest_clusters(self, keys: Tensor) -> list[tuple[int, float]]:
+        """Return for one key per head (G, D) float32 the nearest cluster and the squared distance to its centroid."""
+        centroids = self.shared.centroids.get(self.layer)  # (G, C, D)
+        columns = Tensor(self.table.sizes[:, : centroids.shape[1]] > 0).bool()
+        found = nearest(keys[:, None], centroids, columns)  # (G, 1)
+        index = found[..., None].expand(-1, -1, keys.shape[1])
+        distances = (centroids.gather(1, index)[:, 0] - keys).square().sum(-1)
+        return list(zip(found[:, 0].tolist(), distances.tolist(), strict=True))
+
+    def join_cluster(
+        self, head: int, cluster: int, key: Tensor, entry: Tensor, squared_distance: float
+    ) -> None:
+        """Append an entry (E,) with its key (D,) to a cluster whose centroid is at this squared distance."""
+        table, centroids = self.table, self.shared.centroids
+        variance = table.variance_with(head, cluster, squared_distance)
+        self.store.append(self.layer, head, cluster, entry)
+        centroid = centroids.get(self.layer)[head, cluster]
+        size = int(table.sizes[head, cluster])
+        table.variances[head, cluster] = variance
+        centroids.put(self.layer, head, cluster, centroid + (key - centroid) / size)
 
     def _clusters(self, keys: Tensor, assigned: Tensor) -> list[Tensor]:
         """Return the indices of each cluster's keys (n, D)."""
@@ -192,7 +211,7 @@ class ClusterRetriever(ABC):
     ) -> list[list[int]]:
         """Return for each head the order in which its clusters are written."""
         settings = self.shared.settings
-        if settings.disk.order == "made" or queries is None or queries.shape[1] == 0:
+        if queries is None or queries.shape[1] == 0:
             return [list(range(len(own))) for own in clusters]
         stored, budget = keys.shape[1], settings.kv_budget
         entries = self.candidates * (budget * stored if budget <= 1 else budget)
@@ -272,7 +291,7 @@ class ClusterRetriever(ABC):
             own = np.concatenate([layer_keys(self.layer, portion) for portion in batch] or [keys])
             store.load_for_attention(own)
             if batch is batches[-1]:
-                self.on_reads_done()
+                self.hooks.on_reads_done()
             if ranked:
                 self._attend_top_entries(attention, batch, limits)
             else:

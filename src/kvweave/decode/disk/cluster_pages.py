@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, ClusterTable, key_array, table_column
-from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, ClusterTable, key_array, table_column
 from kvweave.decode.disk.entry_format import EntryFormat
-from kvweave.decode.disk.layout import Layout, Move
+from kvweave.decode.disk.layout import Layout
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile, PageMemory, Run, merge_runs, wait_for
 
 _NO_BUFFER = memoryview(b"")
@@ -32,7 +31,6 @@ class ClusterPages:
         entry_format: EntryFormat,
         layout: Layout,
         tables: Sequence[ClusterTable],
-        counts: DecodeCounts,
         *,
         largest_pages: int,
         gap_pages: int,
@@ -43,7 +41,6 @@ class ClusterPages:
         self.tables = tables
         self.largest_pages = largest_pages
         self.gap_pages = gap_pages
-        self._counts = counts
         # A buffer for a cluster to write, then one that gaps are read into: reads may be in flight meanwhile.
         self._buffer = AlignedBuffer((largest_pages + gap_pages) * entry_format.page_bytes)
         self._gap_buffer = self._buffer.view[largest_pages * entry_format.page_bytes :]
@@ -74,8 +71,8 @@ class ClusterPages:
                 homes[part] = own[pages[part] // home_pages]
         return self.layout.page_numbers(homes, pages % home_pages)
 
-    def reserve(self, key: ClusterKey, pages: int) -> list[Move]:
-        """Allocate or free homes for a number of pages; move what is returned before they are written."""
+    def reserve(self, key: ClusterKey, pages: int) -> None:
+        """Allocate or free homes for a number of pages."""
         layer, head, cluster = key
         table, layout = self.tables[layer], self.layout
         extra = table.extra_homes.setdefault((head, cluster), [])
@@ -86,7 +83,6 @@ class ClusterPages:
             layout.free((layer, head), extra.pop())
         if not extra:
             del table.extra_homes[head, cluster]
-        return layout.reserve(table.homes_of(head, cluster)[-1], pages)
 
     def write_new(self, key: ClusterKey, entries: Tensor) -> None:
         """Write all entries (n, E) of a cluster, whose pages are reserved, without using frames."""
@@ -121,21 +117,6 @@ class ClusterPages:
     def runs(self, numbers: NDArray[np.int64], frames: NDArray[np.int64], memory: PageMemory) -> list[Run]:
         """Return the runs that read pages of the file into frames, gaps included."""
         return merge_runs(numbers, frames, memory, self._gap_buffer, self.gap_pages)
-
-    def move(self, moves: Sequence[Move]) -> None:
-        """Move pages through the buffer, the last ones first; no reads may be in flight."""
-        page_bytes = self.entry_format.page_bytes
-        for move in moves:
-            end = min(
-                move.first + move.pages, self.file.length_bytes // page_bytes
-            )  # nothing is written beyond
-            while end > move.first:
-                start = max(move.first, end - self.largest_pages)
-                part = self._buffer.view[: (end - start) * page_bytes]
-                wait_for(self.file.read([Run(start, end - start, (part,))]))
-                self.file.write(start - move.first + move.target, [part])
-                self._counts.moved_bytes += len(part)
-                end = start
 
     def _write(self, numbers: NDArray[np.int64], memory: PageMemory, frames: Sequence[int]) -> None:
         """Write frames as these pages of the file, with one write per run."""

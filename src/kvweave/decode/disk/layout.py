@@ -4,7 +4,6 @@ A cluster's pages are in homes, which a layout allocates by number. Knows nothin
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,22 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.errors import InvalidRequest
-
 Owner = tuple[int, int]
 """A head of a layer: layer, head."""
-
-REGION_PAGES = 2**18
-"""Length of a head's region in the packed layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Pages `first` … `first + pages` − 1 move to `target`; the two ranges may overlap."""
-
-    first: int
-    pages: int
-    target: int
 
 
 class Layout(Protocol):
@@ -41,10 +26,6 @@ class Layout(Protocol):
 
     def free(self, owner: Owner, home: int) -> None:
         """Free a home."""
-        ...
-
-    def reserve(self, home: int, pages: int) -> list[Move]:
-        """Make room for a number of pages; return what must be moved first."""
         ...
 
     def page_numbers(self, homes: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -88,10 +69,6 @@ class DualHeadPools:
         """Free a half."""
         self._free[owner].append(home)
 
-    def reserve(self, home: int, pages: int) -> list[Move]:
-        """Return no moves: a half has all its room from the start."""
-        return []
-
     def page_numbers(self, homes: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where pages (n,) of halves (n,) are, counted from a pool's front or from its back."""
         inward = np.where(homes % 2 == 0, pages, 2 * self.home_pages - 1 - pages)
@@ -109,66 +86,6 @@ class DualHeadPools:
         self.pools = int(state["pools"])  # type: ignore[call-overload]
         for layer, head, homes in state["open"]:  # type: ignore[attr-defined]
             self._free[layer, head] = list(homes)
-
-
-class PackedRegions:
-    """Homes of any length, one per cluster, in the order of their numbers and without gaps, in a region per owner."""
-
-    home_pages = REGION_PAGES
-
-    def __init__(self) -> None:
-        self._homes: dict[Owner, list[int]] = defaultdict(list)
-        self._owners: list[Owner] = []  # of each home
-        self._lengths: list[int] = []  # of each home
-        self._regions: dict[Owner, int] = {}
-
-    def allocate(self, owner: Owner) -> int:
-        """Return a new, empty home after all others of the owner."""
-        home = len(self._owners)
-        self._owners.append(owner)
-        self._lengths.append(0)
-        self._homes[owner].append(home)
-        self._regions.setdefault(owner, len(self._regions))
-        return home
-
-    def free(self, owner: Owner, home: int) -> None:
-        """Do nothing: a cluster keeps its only home."""
-
-    def reserve(self, home: int, pages: int) -> list[Move]:
-        """Make a home this long; return what must be moved, in order. Raises InvalidRequest if the region is full."""
-        more = pages - self._lengths[home]
-        if more <= 0:
-            return []
-        owner = self._owners[home]
-        homes = self._homes[owner]
-        following = sum(self._lengths[other] for other in homes[homes.index(home) + 1 :])
-        if sum(self._lengths[other] for other in homes) + more > REGION_PAGES:
-            raise InvalidRequest(f"a head's clusters outgrow {REGION_PAGES} pages; use the dual-head layout")
-        end = self._start(home) + self._lengths[home]
-        self._lengths[home] = pages
-        return [Move(end, following, end + more)] if following else []
-
-    def page_numbers(self, homes: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where pages (n,) of homes (n,) are."""
-        distinct, index = np.unique(homes, return_inverse=True)
-        starts = np.fromiter(map(self._start, distinct.tolist()), np.int64, len(distinct))
-        return starts[index] + pages
-
-    def state(self) -> dict[str, object]:
-        """Return JSON values for `restore`."""
-        return {"owners": [list(owner) for owner in self._owners], "lengths": self._lengths}
-
-    def restore(self, state: dict[str, object]) -> None:
-        """Restore what `state` returned."""
-        for layer, head in state["owners"]:  # type: ignore[attr-defined]
-            self.allocate((layer, head))
-        self._lengths = list(state["lengths"])  # type: ignore[call-overload]
-
-    def _start(self, home: int) -> int:
-        owner = self._owners[home]
-        homes = self._homes[owner]
-        before = sum(self._lengths[other] for other in homes[: homes.index(home)])
-        return self._regions[owner] * REGION_PAGES + before
 
 
 def co_retrievals(retrieved: Tensor) -> Tensor:

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from kvweave.decode.counters import DecodeCounts
 from kvweave.errors import StoreError, StoreFull
@@ -72,7 +70,6 @@ class PageFile:
             ) from error
         self._close = weakref.finalize(self, os.close, self._descriptor)  # also if `close` is never called
         self._threads = ThreadPoolExecutor(readers, thread_name_prefix="kvweave-disk")
-        self._staging = AlignedBuffer(page_bytes)
 
     def read(self, runs: Sequence[Run]) -> "list[Future[None]]":
         """Start reading; each future raises StoreError for its runs. Leave the buffers alone until then."""
@@ -109,11 +106,6 @@ class PageFile:
             at += length
             self._counts.pages_written += length // self.page_bytes
             self._counts.bytes_written += length
-
-    def write_page(self, number: int, page: Tensor) -> None:
-        """Write one page (page bytes,) uint8 from memory that need not be aligned."""
-        torch.frombuffer(self._staging.view, dtype=torch.uint8)[: self.page_bytes] = page
-        self.write(number, [self._staging.view])
 
     def sync(self) -> None:
         """Sync the file to disk."""

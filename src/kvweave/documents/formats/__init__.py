@@ -1,1 +1,1 @@
-"""Readers of file formats, one or a few in each file: bytes to `Extracted`."""
+"""Readers of file formats: each turns a file's bytes into an `Extracted`."""

@@ -1,4 +1,4 @@
-"""Reads EPUB books with the standard library: the chapters in the order of the spine."""
+"""Reads EPUB books with the standard library. The chapters have the order of the spine."""
 
 import io
 import posixpath
@@ -18,9 +18,9 @@ _PAGES: Final = frozenset({"application/xhtml+xml", "text/html"})
 
 
 def read_epub(data: bytes, ctx: ReadContext) -> Extracted:
-    """Return the book's text; the chapters' headings are those of its sections.
+    """Read a book; the headings of its chapters become those of the sections.
 
-    Raises UnreadableDocument for a damaged book and one with copy protection.
+    Raises UnreadableDocument for a damaged book and for one with copy protection.
     """
     check_container(data, "epub")
     try:
@@ -41,7 +41,7 @@ def read_epub(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def _chapters(book: zipfile.ZipFile) -> tuple[str, list[str]]:
-    """Return the title, and the names of the pages in reading order."""
+    """Return the book's title, and the names of its pages in reading order."""
     container = ElementTree.fromstring(book.read(_CONTAINER))
     root = container.find(".//{*}rootfile")
     if root is None:

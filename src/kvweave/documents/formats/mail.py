@@ -1,7 +1,7 @@
 """Reads e-mails (.eml) and mailboxes (.mbox) with the standard library.
 
-Sender, date and subject are repeated with every chunk. Attachments are documents of their own. What a reply quotes of an
-e-mail that is indexed anyway is left out.
+Sender, date and subject are repeated with every chunk. Attachments become documents. If an e-mail is indexed itself, quotations of it
+in replies are left out.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _HEADER_NEXT: Final = re.compile(
 
 
 def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read one e-mail; raises UnreadableDocument if it is none, or encrypted."""
+    """Read one e-mail; raises UnreadableDocument if it is encrypted, or if the file is not an e-mail."""
     message = message_from_bytes(data.lstrip(), policy=compat32)
     if not message.keys() or not any(message.get(name) for name in ("From", "Date", "Subject", "Received")):
         raise UnreadableDocument("no e-mail: it has no sender, date or subject")
@@ -59,7 +59,7 @@ def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read a mailbox: its messages in order. Attachments are named after their message's number."""
+    """Read the messages of a mailbox in order. The name of an attachment begins with the number of its message."""
     if not data.startswith(b"From "):
         raise UnreadableDocument('no mailbox: it does not begin with "From "')
     messages = [message_from_bytes(each, policy=compat32) for each in _messages(data)]
@@ -80,7 +80,7 @@ def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def _messages(data: bytes) -> Iterator[bytes]:
-    # The standard library's mailbox.mbox needs a file on disk, and this may be an attachment or unpacked.
+    # The standard library's mailbox.mbox needs a file on disk, and this mailbox may be an attachment or compressed.
     bounds = [(each.start(), each.end()) for each in _FROM_LINE.finditer(data)]
     ends = [start for start, _ in bounds[1:]] + [len(data)]
     for (_, start), end in zip(bounds, ends, strict=True):
@@ -88,7 +88,7 @@ def _messages(data: bytes) -> Iterator[bytes]:
 
 
 def message_ids(paths: Iterable[Path]) -> frozenset[str]:
-    """Return the ids of the e-mails in these files, as far as they can be read."""
+    """Return the ids of the e-mails in these files; skip files that cannot be read."""
     found: set[str] = set()
     for path in paths:
         try:
@@ -105,7 +105,7 @@ def _ids(message: Message) -> set[str]:
 
 
 def _replies_to(message: Message) -> str:
-    """Return the id of the e-mail that this one answers, or nothing."""
+    """Return the id of the e-mail that this one answers; empty if it answers none."""
     answered = _MESSAGE_ID.findall(str(message.get("In-Reply-To", "")))
     answered = answered or _MESSAGE_ID.findall(str(message.get("References", "")))[-1:]
     return answered[0] if answered else ""
@@ -117,17 +117,17 @@ def _replies_to(message: Message) -> str:
 def _add_message(
     built: TextBuilder, message: Message, known: frozenset[str]
 ) -> tuple[list[Attachment], tuple[str, ...]]:
-    """Append a message with its own section; return its attachments and doubts."""
+    """Append a message as a section; return its attachments and notes."""
     subject = _header(message, "Subject")
-    told = ((name, _header(message, name)) for name in ("From", "Date", "Subject"))
-    head = clean("".join(f"{name}: {value}\n" for name, value in told if value)) + "\n"
+    named = ((name, _header(message, name)) for name in ("From", "Date", "Subject"))
+    head = clean("".join(f"{name}: {value}\n" for name, value in named if value)) + "\n"
     built.mark(heading=(subject,) if subject else (), head=head)
     receivers = _header(message, "To")
     page, attachments, notes = _body(message)
     body, sections = page.text, page.sections
     quotes = sorted([*page.quotes, *_plain_quotes(body)]) if _replies_to(message) in known else ()
     if quotes:
-        body, sections = _without(body, quotes), ()  # offsets do not stay
+        body, sections = _without(body, quotes), ()  # their offsets are no longer right
     built.add(head + (f"To: {receivers[:500]}\n\n" if receivers else ""))
     repeated = [replace(each, head=head + each.head) for each in sections]
     built.add_sections(body.rstrip() + "\n\n", repeated, (subject,) if subject else ())
@@ -148,7 +148,7 @@ def _header(message: Message, name: str) -> str:
 
 
 def _body(message: Message) -> tuple[HtmlText, list[Attachment], tuple[str, ...]]:
-    """Return the text (plain if there is one, else from HTML, with its tables and quotations), attachments, and doubts."""
+    """Return the plain text (or the HTML, if there is no plain text), the attachments, and notes."""
     plain: list[str] = []
     pages: list[str] = []
     attachments: list[Attachment] = []
@@ -167,7 +167,7 @@ def _body(message: Message) -> tuple[HtmlText, list[Attachment], tuple[str, ...]
 
 
 def _leaves(message: Message) -> Iterator[Message]:
-    """Yield the parts that hold content; an e-mail that is attached is one part."""
+    """Yield the parts with content; an attached e-mail is one part."""
     pending = [message]
     for _ in range(_MAX_PARTS):
         if not pending:
@@ -190,7 +190,7 @@ def _text(part: Message) -> tuple[str, str]:
         pass
     try:
         return decode(data) if data.strip() else ("", "")
-    except UnreadableDocument as error:  # one message of thousands may be damaged
+    except UnreadableDocument as error:  # the other messages of a mailbox can still be read
         return "", f"text of an e-mail left out: {error}"
 
 
@@ -204,7 +204,7 @@ def _attachment(part: Message, kind: str, name: str | None) -> list[Attachment]:
     if not name or (
         part.get_content_maintype() == "image" and part.get_content_disposition() != "attachment"
     ):
-        return []  # pictures in the text, and parts that mail programs do not show
+        return []  # images within the text, and parts that mail programs do not show
     with contextlib.suppress(LookupError, ValueError, UnicodeError):
         name = str(make_header(decode_header(name)))
     return [Attachment(name, _bytes(part))]
@@ -219,7 +219,7 @@ def _bytes(part: Message) -> bytes:
 
 
 def _plain_quotes(text: str) -> list[Extent]:
-    """Return where a text quotes: lines with ">" and the line that announces them; everything below a forwarded header."""
+    """Return start and end of each quoted line: with ">", announcing such lines, or below the header of a forwarded e-mail."""
     lines = text.splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -237,7 +237,7 @@ def _plain_quotes(text: str) -> list[Extent]:
 
 
 def _add_attribution(lines: list[str], quoted: list[bool], first: int) -> None:
-    """Count the paragraph before a quotation with it if it announces it: "On Monday Zoé wrote:", often on two lines."""
+    """Mark the lines before a quotation as quoted if they announce it, such as "On Monday Zoé wrote:", often on two lines."""
     n = first - 1
     while n >= 0 and not lines[n].strip():
         n -= 1
@@ -249,7 +249,7 @@ def _add_attribution(lines: list[str], quoted: list[bool], first: int) -> None:
 
 
 def _without(text: str, quotes: Sequence[Extent]) -> str:
-    """Return the text without these parts, which may overlap, and without the lines that announce them."""
+    """Return the text without the quotes, which may overlap, and without the lines that announce them."""
     kept, end = [], 0
     for start, stop in quotes:
         before = text[end : max(start, end)].rstrip()

@@ -1,6 +1,6 @@
 """Reads .docx, .pptx and .xlsx with mammoth, python-pptx and openpyxl, the libraries of the extra `documents`.
 
-A table is lines of cells with tabs between them. Its first row is repeated with every chunk that is cut from it.
+A table row becomes a line with tabs between the cells. The first row is repeated with every chunk that is cut from the table.
 """
 
 import io
@@ -25,7 +25,7 @@ _ROWS_PER_STEP: Final = 5000
 
 
 def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read a Word document: headings, paragraphs, lists, tables, notes. Pictures are left out."""
+    """Read the headings, paragraphs, lists, tables and notes of a Word document."""
     mammoth = _library("mammoth", "docx")
     with _readable(data, "docx"):
         no_pictures = mammoth.images.img_element(lambda image: {})
@@ -43,7 +43,7 @@ def _without_paragraphs(cell: re.Match[str]) -> str:
 
 
 def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read a presentation: each slide's text, tables and speaker notes. The slide's number is its page."""
+    """Read the text, tables and speaker notes of each slide. The number of the slide is its page."""
     pptx = _library("pptx", "pptx")
     built = TextBuilder()
     empty = 0
@@ -90,13 +90,13 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[Any]:
 
 
 def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read a workbook: the values of each sheet, formulas as they were last computed. A sheet's name is its heading."""
+    """Read the values of each sheet of a workbook; formulas have their last computed value. The sheet's name is its heading."""
     openpyxl = _library("openpyxl", "xlsx")
     built = TextBuilder()
     with _readable(data, "xlsx"):
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         for sheet in book.worksheets:
-            sheet.reset_dimensions()  # some programs write wrong ones
+            sheet.reset_dimensions()  # some programs write wrong dimensions
             rows = []
             for number, row in enumerate(sheet.iter_rows(values_only=True)):
                 cells = [_cell(value) for value in row]
@@ -147,7 +147,7 @@ def _cell(value: Any) -> str:
 
 
 def _core_title(data: bytes) -> str:
-    """Return the title from the properties of an Office file, or nothing."""
+    """Return the title from the properties of an Office file; empty if it has none."""
     from xml.etree import ElementTree
 
     try:
@@ -160,20 +160,20 @@ def _core_title(data: bytes) -> str:
 
 @contextmanager
 def _readable(data: bytes, kind: str) -> Iterator[None]:
-    """Check the container; turn what a library raises for a damaged file into UnreadableDocument."""
+    """Check the container; turn errors that a library raises for a damaged file into UnreadableDocument."""
     check_container(data, kind)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about styles and extensions that are not read
+            warnings.simplefilter("ignore")  # they are about styles and extensions that are not read
             yield
     except (UnreadableDocument, MemoryError):
         raise
-    except Exception as error:  # damage shows as any exception
+    except Exception as error:  # a damaged file may cause any exception
         raise UnreadableDocument(f"damaged .{kind} ({type(error).__name__}: {error})") from error
 
 
 def check_container(data: bytes, kind: str) -> None:
-    """Raise UnreadableDocument for a container that cannot be unpacked: password-protected, old, damaged, too large."""
+    """Raise UnreadableDocument if a zip container is password-protected, damaged or too large, or is an old office file."""
     if data.startswith(_OLD_CONTAINER):
         if "EncryptedPackage".encode("utf-16-le") in data:
             raise UnreadableDocument(f"password-protected .{kind}; save a copy without a password")

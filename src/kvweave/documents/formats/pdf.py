@@ -1,4 +1,4 @@
-"""Reads PDF with pypdf: the text of each page, the outline as headings."""
+"""Reads the text of PDF pages with pypdf. The outline gives the headings."""
 
 import io
 import logging
@@ -12,11 +12,11 @@ LOCKED = "PDF is password-protected (encrypted); save a copy without a password"
 
 
 def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
-    """Return the text, with a blank line between pages, and the title from the metadata (may be empty).
+    """Read a PDF, with a blank line between pages; the title comes from the metadata and may be empty.
 
     Raises:
         MissingExtra: pypdf is not installed.
-        UnreadableDocument: password-protected, damaged, or without a text layer.
+        UnreadableDocument: the PDF is password-protected, damaged, or has no text layer.
     """
     pypdf = _import_pypdf()
     try:
@@ -30,7 +30,7 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         raise
     except pypdf.errors.DependencyError as error:
         raise UnreadableDocument(LOCKED) from error
-    except Exception as error:  # damage shows as any exception, from KeyError to RecursionError
+    except Exception as error:  # a damaged file may cause any exception
         raise UnreadableDocument(f"damaged PDF ({type(error).__name__}: {error})") from error
     if not any(pages) and damage:
         raise UnreadableDocument(f"damaged PDF ({damage[0]})")
@@ -40,7 +40,7 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
-    """Return each page's text, empty for a scan and for a damaged page, and what was wrong with the damaged ones."""
+    """Return the text of each page, empty for a scanned or damaged page, and the errors of the damaged pages."""
     texts, damage = list[str](), list[str]()
     for page in reader.pages:
         try:
@@ -62,16 +62,16 @@ def _put_together(
             built.add("\n\n" if built.length else "")
             built.mark(page=number, heading=heading)
             built.add(text)
-    told = (
+    left_out = (
         (pages.count("") - damaged, "have no text (scanned pages?)"),
         (damaged, "are damaged and left out"),
     )
-    notes = tuple(f"{count} of {len(pages)} pages {what}" for count, what in told if count)
+    notes = tuple(f"{count} of {len(pages)} pages {what}" for count, what in left_out if count)
     return Extracted(built.text(), title, tuple(built.sections), notes)
 
 
 def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
-    """Return the heading path of each page, from 1, on which a part of the outline begins: the first one there."""
+    """Return the path of the first heading on each page (from 1) with an entry in the outline."""
     found: dict[int, tuple[str, ...]] = {}
 
     def walk(entries: list[Any], path: tuple[str, ...]) -> None:
@@ -87,7 +87,7 @@ def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
 
     try:
         walk(list(reader.outline), ())
-    except Exception:  # an outline is a help, and often damaged where the pages are sound
+    except Exception:  # outlines are often damaged, and the text is good without them
         return {}
     return found
 

@@ -18,25 +18,25 @@ _UNDERLINED: Final = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", r
 _ATX_HEADING: Final = re.compile(r"^(#{1,6})[ \t]+([^ \t\n].*)$", re.MULTILINE)
 _FENCED: Final = re.compile(r"^(```|~~~).*?(^\1|\Z)", re.MULTILINE | re.DOTALL)
 _TABLE_RULE: Final = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?")
-"""The line below a table's header; its time is linear, as that of all patterns here: a line may have megabytes."""
+"""The line below a table's header. All patterns here take linear time, since a line may have megabytes."""
 
 _NUMBER: Final = re.compile(r"[-+]?[\d.,:/\s%€$£]+")
 _MAX_HEADER_CHARS: Final = 10_000
 _MAX_OUTPUT_CHARS: Final = 2_000
-"""Of what a notebook's cell has printed; a training loop prints megabytes."""
+"""Longest kept output of a notebook's cell; a training loop prints megabytes."""
 
 Heading = tuple[int, str, str]
-"""Its offset, its mark (which tells the level), its words."""
+"""A heading's offset, its mark (which gives the level), and its words."""
 
 
 def read_plain(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read text of any kind that has no headings to know: source code, logs, data."""
+    """Read text without known headings: source code, logs, data."""
     text, note = decode(data)
     return Extracted(text, notes=_notes(note), numbered_lines=True)
 
 
 def read_prose(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read plain text or reStructuredText, whose headings are underlined; the first is the title."""
+    """Read plain text or reStructuredText with underlined headings; the first heading is the title."""
     text, note = decode(data)
     found = [(each.start(), each[2], each[1].strip()) for each in _UNDERLINED.finditer(text)]
     title = found[0][2] if found else ""
@@ -44,14 +44,14 @@ def read_prose(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def read_markdown(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read Markdown: the first heading is the title."""
+    """Read Markdown; the first heading is the title."""
     text, note = decode(data)
     title, sections = _markdown(text)
     return Extracted(text, title, sections, _notes(note), numbered_lines=True)
 
 
 def read_page(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read HTML as a reader sees it."""
+    """Read the text that a browser shows for HTML."""
     markup, note = decode(data)
     page = read_html(markup)
     return Extracted(page.text, page.title, page.sections, _notes(note))
@@ -65,8 +65,8 @@ def _notes(note: str) -> tuple[str, ...]:
 
 
 def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
-    """Return the title and the sections, which begin at headings, at tables and behind tables."""
-    plain = _FENCED.sub(lambda block: " " * len(block[0]), text)  # as long, so that offsets stay
+    """Return the title and the sections, which start at headings, at tables and after tables."""
+    plain = _FENCED.sub(lambda block: " " * len(block[0]), text)
     found: list[Heading] = [
         (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
         for each in _ATX_HEADING.finditer(plain)
@@ -84,7 +84,7 @@ def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
 
 
 def _sections(headings: list[Heading]) -> tuple[Section, ...]:
-    """Return a section for each heading; a mark's level is the number of its signs, else the order of first use."""
+    """Return a section for each heading. The level is the number of `#`; for other marks, the order of their first use."""
     order = list(dict.fromkeys(mark for _, mark, _ in headings if not mark.startswith("#")))
     path: list[tuple[int, str]] = []
     sections = []
@@ -111,7 +111,7 @@ def _with_tables(text: str, headings: tuple[Section, ...]) -> tuple[Section, ...
 
 
 def _tables(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where each table begins and ends, and its first two lines: the header and the rule below it."""
+    """Yield start and end of each table, and its first two lines: the header and the rule below it."""
     lines = re.findall(r"[^\n]*\n|[^\n]+", text) if "|" in text else []
     lines.append("")
     at, number = 0, 0
@@ -130,7 +130,7 @@ def _tables(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def read_csv(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read comma-separated values as they are; the first record is repeated with every chunk if it looks like a header."""
+    """Read comma-separated values unchanged. If the first record looks like a header, every chunk repeats it."""
     text, note = decode(data)
     header = _header(text)
     sections = (Section(0, head=header),) if header else ()
@@ -138,7 +138,7 @@ def read_csv(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def _header(text: str) -> str:
-    """Return the first record with its line end, if it names columns: no cell is empty or a number."""
+    """Return the first record with its line end if it names columns, without empty cells and numbers; otherwise nothing."""
     beginning = text[:_MAX_HEADER_CHARS]
     try:
         dialect = csv.Sniffer().sniff(beginning.partition("\n")[0] + "\n", delimiters=",;\t|")
@@ -171,7 +171,7 @@ def _header(text: str) -> str:
 
 
 def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read a notebook as Markdown: its text, code and printed results. A section's last heading is its cell's number."""
+    """Read the text, code and printed results of a notebook as Markdown. A section's last heading is its cell's number."""
     text, note = decode(data)
     try:
         book = json.loads(text)
@@ -210,7 +210,7 @@ def _joined(lines: Any) -> str:
 
 
 def _with_cells(sections: tuple[Section, ...], starts: list[int]) -> tuple[Section, ...]:
-    """Add a section at each cell, and its number to the headings."""
+    """Start a section at each cell, and add the cell's number to the headings of all sections."""
     at = [section.start for section in sections]
     found = []
     for start in sorted({*at, *starts}):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from kvweave.kvstore.eviction import EvictionRow, after_retrievals, choose_victims
 from kvweave.kvstore.format import Content, ParsedEntry, parse_entry, verify_content
@@ -213,13 +212,8 @@ class DeviceTier(MemoryTier[ChunkKV]):
         key, kv = entry.key.digest, entry.content
         if not isinstance(kv, ChunkKV):
             return False
-        numbers = torch.Size(kv.data.shape).numel()
-        if kv.queries is not None:
-            numbers += torch.Size(kv.queries.shape).numel()
-        size_bytes = numbers * kv.data.dtype.itemsize
+        size_bytes = torch.Size(kv.data.shape).numel() * kv.data.dtype.itemsize
         if not self.would_hold(key, size_bytes, score):
             return False
-        queries = kv.queries if isinstance(kv.queries, Tensor | None) else kv.queries.all_layers()
-        copied = None if queries is None else queries.to(self.device, copy=True)
-        held = ChunkKV(kv.token_ids, kv.kv.to(self.device, copy=True), copied)
+        held = ChunkKV(kv.token_ids, kv.kv.to(self.device, copy=True))
         return self.hold(key, held, size_bytes, score)

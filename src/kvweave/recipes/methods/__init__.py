@@ -2,22 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from inspect import signature
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
-from kvweave.plugins import LAB, lab_missing, plugins
-from kvweave.recipes.methods.ape import ape
-from kvweave.recipes.methods.baselines import direct, full, prefix, reuse
-from kvweave.recipes.methods.cacheblend import cacheblend
-from kvweave.recipes.methods.cacheclip import cacheclip
-from kvweave.recipes.methods.cachecraft import cachecraft
-from kvweave.recipes.methods.epic import epic
-from kvweave.recipes.methods.fusionrag import fusionrag, over_stale
-from kvweave.recipes.methods.kvshare import kvshare
-from kvweave.recipes.methods.prophetkv import prophetkv
-from kvweave.recipes.methods.qcfuse import qcfuse
-from kvweave.recipes.methods.weave import SimilarAndPrevious, weave
-from kvweave.recipes.names import AUTO, displayed, parse, split_storage
+from kvweave.plugins import more_in_lab, plugins
+from kvweave.recipes.methods.cachecraft import RequestVersions
+from kvweave.recipes.methods.weave import SimilarAndPrevious
+from kvweave.recipes.names import AUTO, OWN_METHODS, parse, recipe_name
 from kvweave.recipes.prepare import (
     AnyStorage,
     Bare,
@@ -29,40 +21,26 @@ from kvweave.recipes.prepare import (
     Similar,
 )
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.versions import RequestVersions
 from kvweave.types import Storage
-
-_OWN: Mapping[str, Callable[..., Recipe]] = {
-    "full": full,
-    "direct": direct,
-    "reuse": reuse,
-    "prefix": prefix,
-    "ape": ape,
-    "epic": epic,
-    "cacheblend": cacheblend,
-    "kvshare": kvshare,
-    "cachecraft": cachecraft,
-    "cacheclip": cacheclip,
-    "fusionrag": fusionrag,
-    "fusionrag-over-stale": over_stale,
-    "prophetkv": prophetkv,
-    "qcfuse": qcfuse,
-    "weave": weave,
-}
 
 
 class _Methods(Mapping[str, Callable[..., Recipe]]):
     """The recipes of this package, and those that others add through the entry-point group `kvweave.recipes`."""
 
     def __getitem__(self, name: str) -> Callable[..., Recipe]:
-        own = _OWN.get(name)
-        return own if own is not None else plugins("kvweave.recipes")[name].load()
+        make: Callable[..., Recipe]
+        if name in OWN_METHODS:
+            module, _, function = OWN_METHODS[name].function.partition(":")
+            make = getattr(import_module(f"{__name__}.{module}"), function)
+        else:
+            make = plugins("kvweave.recipes")[name].load()
+        return make
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*_OWN, *sorted(plugins("kvweave.recipes"))])
+        return iter([*OWN_METHODS, *sorted(plugins("kvweave.recipes"))])
 
     def __len__(self) -> int:
-        return len(_OWN) + len(plugins("kvweave.recipes"))
+        return len(OWN_METHODS) + len(plugins("kvweave.recipes"))
 
 
 METHODS: Mapping[str, Callable[..., Recipe]] = _Methods()
@@ -98,18 +76,21 @@ def recipe_named(
     Raises UnknownRecipe listing the names there are, and InvalidRequest for a preparation of a recipe that prepares
     nothing, or for a storage other than exact of one that keeps exact versions.
     """
-    name, preparation, stored = parse(name, prepare, storage)
-    if name not in METHODS:
-        if name in LAB["kvweave.recipes"]:
-            raise lab_missing(f"recipe {name!r}")
-        raise UnknownRecipe(f"there is no recipe {name!r}; choose one of {', '.join((AUTO, *METHODS))}")
-    recipe = METHODS[name](auxiliary) if uses_auxiliary(name) else METHODS[name]()
-    recipe = _with_preparation(recipe, preparation)
-    if stored is not None:
-        return _with_storage(recipe, stored)
-    if recipe.prepare.max_versions is not None:
+    named = parse(name, prepare, storage)
+    if named.method not in METHODS:
+        more, known = more_in_lab("kvweave.recipes"), ", ".join((AUTO, *METHODS))
+        raise UnknownRecipe(f"there is no recipe {named.method!r}; choose one of {known}{more}")
+    make = METHODS[named.method]
+    recipe = make(auxiliary) if uses_auxiliary(named.method) else make()
+    used = recipe.prepare if named.preparation is None else _preparation_for(recipe, named.preparation)
+    if recipe.prepare == NotPrepared():
         return recipe
-    return replace(_with_storage(recipe, DEFAULT_STORAGE), name=recipe.name)
+    stored = named.storage or ("exact" if used.max_versions is not None else DEFAULT_STORAGE)
+    return replace(
+        recipe,
+        name=recipe_name(named._replace(method=recipe.name), preparation_name(recipe.prepare)),
+        prepare=used if stored == "exact" else Quantised(used, stored),
+    )
 
 
 def as_recipe(recipe: str | Recipe, prepare: str | None = None, storage: str = "exact") -> Recipe:
@@ -139,42 +120,16 @@ def uses_auxiliary(method: str) -> bool:
     return "auxiliary" in signature(METHODS[method]).parameters
 
 
-def exact_name(name: str) -> tuple[str, Storage]:
-    """Return the name of the same recipe with exact storage, and the storage that the given name says."""
-    prepare, _, method = name.rpartition("+")
-    preparation, storage = split_storage(prepare) if prepare else (None, None)
-    if storage is None or storage == "exact":
-        return name, "exact"
-    return recipe_named(method, preparation).name, storage
+def preparation_name(prepare: Prepare) -> str | None:
+    """Return the name of a preparation in PREPARATIONS, None if it has none."""
+    return next((name for name, make in PREPARATIONS.items() if make() == prepare), None)
 
 
-def name_parts(name: str) -> tuple[str, str | None]:
-    """Split a recipe's name into the method and the preparation; None for a preparation without a name."""
-    prepare, _, method = name.rpartition("+")
-    if prepare or method not in METHODS:
-        return method, prepare or None
-    own = METHODS[method]().prepare
-    return method, next((known for known, make in PREPARATIONS.items() if make() == own), None)
-
-
-def _with_preparation(recipe: Recipe, prepare: str | None) -> Recipe:
-    if prepare is None:
-        return recipe
-    if prepare not in PREPARATIONS:
-        raise UnknownRecipe(f"there is no preparation {prepare!r}; choose one of {', '.join(PREPARATIONS)}")
+def _preparation_for(recipe: Recipe, name: str) -> Prepare:
+    if name not in PREPARATIONS:
+        raise UnknownRecipe(f"there is no preparation {name!r}; choose one of {', '.join(PREPARATIONS)}")
     if recipe.prepare == NotPrepared():
         raise InvalidRequest(
-            f"recipe {recipe.name!r} prepares nothing, also not as {prepare!r}; leave it or the preparation out"
+            f"recipe {recipe.name!r} prepares nothing, also not as {name!r}; leave it or the preparation out"
         )
-    if recipe.prepare == PREPARATIONS[prepare]():
-        return recipe
-    return replace(recipe, name=displayed(recipe.name, prepare, None), prepare=PREPARATIONS[prepare]())
-
-
-def _with_storage(recipe: Recipe, storage: Storage) -> Recipe:
-    if storage == "exact" or recipe.prepare == NotPrepared():
-        return recipe
-    method, preparation = name_parts(recipe.name)
-    return replace(
-        recipe, name=displayed(method, preparation, storage), prepare=Quantised(recipe.prepare, storage)
-    )
+    return PREPARATIONS[name]()

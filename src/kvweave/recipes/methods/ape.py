@@ -18,14 +18,13 @@ from kvweave.recipes.request import Matched, PrefillRequest
 def ape() -> Recipe:
     """Chunks at overlapping positions, attended to by a softmax with a temperature and a scale of its own.
 
-    Paper: APE (adaptive parallel encoding).
+    Paper: APE (arXiv 2502.05431), adaptive parallel encoding.
     Idea: chunks encoded in parallel need no order. Three corrections make attention over them resemble attention over
         a sequence: a shared prefix, a temperature below 1 and a scale below 1.
     Parameters: temperature 0.9, scale 0.9; nothing is recomputed.
     Differs from the paper: if a chunk is not stored, the request is an ordinary one, since a chunk computed in place
         needs a place.
     Relations: `reuse` keeps the order of the chunks and the model's own softmax.
-    Measured: see the methods page.
     """
     return Recipe("ape", match=MatchSystemThenChunk(), place=OverlappingPositions(), attend=GroupedContext())
 

@@ -1,7 +1,7 @@
 """Baselines: full attention, exact reuse of whole paths, and reuse without recomputation."""
 
 from kvweave.recipes.match import MatchExactPath, MatchNothing, MatchPathThenChunk
-from kvweave.recipes.prepare import Bare, NotPrepared
+from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
 
 
@@ -13,35 +13,20 @@ def full() -> Recipe:
     Parameters: none; a ratio changes nothing.
     Differs from the paper: nothing to differ from.
     Relations: every recipe equals it at ratio 1.
-    Measured: see the methods page; time in lab/docs/ttft.md.
     """
     return Recipe("full", prepare=NotPrepared(), match=MatchNothing(), ratio=1.0)
-
-
-def direct() -> Recipe:
-    """Chunks prefilled alone, moved to their positions in the prompt.
-
-    Paper: CacheClip §4.1 ("direct reuse"), ProphetKV's NaiveReuse.
-    Idea: rotary positions are relative, so stored keys can be rotated to any position.
-    Parameters: none.
-    Differs from the paper: keys are stored before rotation, so moving them is exact to the bit.
-    Relations: `reuse` prefills after the system prefix and so has no sink at every chunk's start.
-    Measured: see the methods page; time in lab/docs/ttft.md.
-    """
-    return Recipe("direct", prepare=Bare())
 
 
 def prefix() -> Recipe:
     """Reuse only what was computed after exactly the same earlier text; store what is computed.
 
-    Paper: RAGCache's knowledge tree; PerCache §4.1.1.
+    Paper: RAGCache (arXiv 2404.12457), its knowledge tree; PerCache (arXiv 2601.11553) §4.1.1.
     Idea: a node is one chunk's KV after one exact path of earlier chunks, so its rows equal full attention's.
     Parameters: none.
     Differs from the paper: nodes are keyed by a digest of their path instead of linked, persist on disk, and
         stay usable when a parent was evicted. Chunks are tokenized on their own, so ids cannot differ at
         boundaries and no tokens need to be dropped (PerCache App. B.2 needs that).
     Relations: exact, unlike every position-independent recipe, but of no use when the order changes.
-    Measured: see the methods page; time in lab/docs/ttft.md.
     """
     return Recipe("prefix", prepare=NotPrepared(), match=MatchExactPath())
 
@@ -49,13 +34,13 @@ def prefix() -> Recipe:
 def reuse() -> Recipe:
     """Chunks prefilled after the system prefix, moved to their positions, none recomputed.
 
-    Paper: FusionRAG §3.1 eq. 5-6 (its Full Reuse); TurboRAG, PromptCache.
+    Paper: FusionRAG (arXiv 2601.12904) §3.1 eq. 5-6, its Full Reuse; TurboRAG (arXiv 2410.07590), Prompt Cache (arXiv
+        2311.04934).
     Idea: one attention sink at the front of the prompt, none per chunk; the rest is moved unchanged.
     Parameters: none.
     Differs from the paper: KV computed after exactly the same text is preferred where there is any;
         the first chunk of a prompt therefore always counts as exact.
     Relations: cheapest of all. Unlike the selective recipes it cannot repair tokens whose meaning depends on another
         chunk.
-    Measured: see the methods page; time in lab/docs/ttft.md.
     """
     return Recipe("reuse", match=MatchPathThenChunk())

@@ -7,22 +7,21 @@ from torch import Tensor
 
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
 
 
 def cacheblend() -> Recipe:
     """Compute the first layer in full, compare the second layer's values with the stale ones, recompute where they differ.
 
-    Paper: CacheBlend; ProphetKV App. C states its score.
+    Paper: CacheBlend (arXiv 2405.16444); ProphetKV (arXiv 2602.02579) App. C states its score.
     Idea: tokens whose KV is far off in one layer are far off in the next ones too.
     Parameters: ratio 0.15.
     Differs from the paper: the selected rows run through the first layer a second time, which changes nothing but
         costs one layer for these rows.
     Relations: ignores the question, unlike `prophetkv` and `fusionrag`; `kvshare` weighs the same distance by attention.
         Also works on chunks prepared alone (`--prepare bare`). `cacheblend-kv` compares keys too.
-    Measured: see the methods page.
     """
     return Recipe("cacheblend", match=MatchPathThenChunk(), select=TopScores(ValueDeviation()), ratio=0.15)
 

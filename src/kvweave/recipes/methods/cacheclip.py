@@ -11,14 +11,14 @@ from kvweave.ops.scores import transfer_lowest, windowed_ranks
 from kvweave.recipes.auxiliary import AuxiliaryExtractor, AuxiliaryFeature, load_auxiliary
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 
 
 def cacheclip(auxiliary: str | None = None) -> Recipe:
     """Recompute the tokens that a small auxiliary model attends to, in groups of neighbours, until the budget is spent.
 
-    Paper: CacheClip §3 (shared prefix §3.1, selection and windows §3.3, mapping §3.4, auxiliary model on the CPU §3.6).
+    Paper: CacheClip (arXiv 2510.10129) §3 (shared prefix §3.1, selection and windows §3.3, mapping §3.4, auxiliary model on the CPU §3.6).
     Idea: the last layers of a small and a large model attend to the same words. The small model encodes chunk by chunk
         with its own KV, so that selection costs the large model nothing.
     Parameters: ratio 0.2; windows of 8 tokens that keep more than 5 (both as in the paper); the auxiliary model.
@@ -29,7 +29,6 @@ def cacheclip(auxiliary: str | None = None) -> Recipe:
         first bytes of KV from a shared tier are awaited before the recomputation.
     Relations: `prophetkv` runs the question through the model itself, over all stale chunks at once; `kvweave
         train-selector` fits the auxiliary model to the model that answers (§3.5).
-    Measured: see the methods page.
     """
     return Recipe("cacheclip", match=MatchPathThenChunk(), select=AuxiliaryWindows(auxiliary), ratio=0.2)
 

@@ -8,23 +8,22 @@ from torch import Tensor
 
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
 
 
 def epic() -> Recipe:
     """Recompute the first tokens of every chunk, the same number of each.
 
-    Paper: EPIC (LegoLink).
+    Paper: EPIC (arXiv 2410.15332), LegoLink.
     Idea: a chunk prefilled alone takes its first tokens for the start of the text and makes them an attention sink.
         Recomputed in place they stop being one, and little else is wrong.
     Parameters: ratio 0.15.
     Differs from the paper: the budget is a share of the stale tokens instead of a fixed number per chunk.
-    Relations: repairs the weakness of `direct`. Chunks prepared after the system prefix have no such sinks, so it has less to
+    Relations: repairs the weakness of chunks prepared alone (`bare+reuse`). Chunks prepared after the system prefix have no such sinks, so it has less to
         repair on them (`isolated+epic`).
-    Measured: see the methods page.
     """
     select = TopScores(PositionScore())
     return Recipe("epic", prepare=Bare(), match=MatchPathThenChunk(), select=select, ratio=0.15)

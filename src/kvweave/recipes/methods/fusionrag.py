@@ -10,16 +10,16 @@ from torch import Tensor
 from kvweave.models.hooks import AttentionProbe, LayerQueries
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
-from kvweave.recipes.select import QuestionAttention, TopScores, question_plan, question_votes
+from kvweave.recipes.select import TopScores, question_plan, question_votes
 
 
 def fusionrag() -> Recipe:
     """Prepare each chunk after the chunks most similar to it; recompute the tokens that the question attends to in each.
 
-    Paper: FusionRAG §3.1 (similarity-guided preprocessing, eq. 10) and §3.2 (query-guided selection).
+    Paper: FusionRAG (arXiv 2601.12904) §3.1 (similarity-guided preprocessing, eq. 10) and §3.2 (query-guided selection).
     Idea: chunks retrieved together are similar, so most of what they tell each other can be computed offline. The last
         layer's attention then shows which tokens of each chunk the question needs.
     Parameters: 10 neighbours, ratio 0.15.
@@ -31,32 +31,12 @@ def fusionrag() -> Recipe:
         `kvweave add` prepares all of them again.
     Relations: `--prepare similar` gives the first half to any recipe, `--prepare isolated` takes it away;
         `fusionrag-over-stale` takes one softmax over all chunks, so that chunks compete; `prophetkv` does so in every layer.
-    Measured: see the methods page.
     """
     return Recipe(
         "fusionrag",
         prepare=Similar(),
         match=MatchPathThenChunk(),
         select=TopScores(AttentionInEachChunk()),
-        ratio=0.15,
-    )
-
-
-def over_stale() -> Recipe:
-    """FusionRAG with one softmax over all chunks: the last layer's attention to the whole context selects.
-
-    Paper: FusionRAG §3.2, read in another way: attention weights are those that the model itself would give.
-    Idea: a chunk that the question does not need loses its tokens to the others.
-    Parameters: 10 neighbours, ratio 0.15.
-    Differs from the paper: chunks compete for the question's attention.
-    Relations: `fusionrag` takes a softmax for each chunk by itself; `prophetkv` with `similar` chunks counts all layers.
-    Measured: see the methods page.
-    """
-    return Recipe(
-        "fusionrag-over-stale",
-        prepare=Similar(),
-        match=MatchPathThenChunk(),
-        select=TopScores(QuestionAttention(layers=(-1,))),
         ratio=0.15,
     )
 

@@ -8,20 +8,19 @@ from torch import Tensor
 from kvweave.models.hooks import AttentionProbe
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
 
 
 def kvshare() -> Recipe:
     """As CacheBlend, but a token counts by how much the rows of the prompt attend to it.
 
-    Paper: KVShare, as ProphetKV App. C states its score.
+    Paper: KVShare (arXiv 2503.16525), as ProphetKV (arXiv 2602.02579) App. C states its score.
     Idea: the harm of a wrong value grows with the attention that it gets.
     Parameters: ratio 0.15.
     Differs from the paper: the attention is that of the first layer, the one computed in full.
     Relations: `cacheblend` without the weight; `prophetkv` uses the question's attention instead of all rows'.
-    Measured: see the methods page.
     """
     select = TopScores(AttentionTimesDeviation())
     return Recipe("kvshare", match=MatchPathThenChunk(), select=select, ratio=0.15)

@@ -16,9 +16,10 @@ from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import Budget, PrefillState
+from kvweave.recipes.request import Budget
 from kvweave.recipes.select import LayerVotes, TopScores, question_votes, voting_layers
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
@@ -29,7 +30,8 @@ SINKS = 4
 def qcfuse() -> Recipe:
     """Read the question after digests of the chunks, select by its attention in the model's critical layers.
 
-    Paper: QCFuse (arXiv 2606.05875), from its public description; the digest's score is KVzip's.
+    Paper: QCFuse (arXiv 2606.05875), from its public description; the digest's score is KVzip's (arXiv
+        2505.23416).
     Idea: a tenth of a chunk's tokens tells the question what the chunk is about, and few layers show where the question looks.
         So most stored KV is not needed before the recomputation starts.
     Parameters: digests of 12 % and four tokens more; the layers that `kvweave profile-layers` found, else the three in the
@@ -38,7 +40,6 @@ def qcfuse() -> Recipe:
         repeat that KVzip puts before the repetition.
     Relations: with a share of 0 close to `fusionrag-alone`; with a share of 1 and all layers close to `prophetkv`, whose softmax
         leaves the system prefix out.
-    Measured: see the methods page.
     """
     return Recipe("qcfuse", match=MatchPathThenChunk(), select=TopScores(DigestAttention()), ratio=0.15)
 

@@ -11,6 +11,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import (
     PreparedChunk,
     Previous,
@@ -20,7 +21,6 @@ from kvweave.recipes.prepare import (
     isolated_kv,
 )
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import QuestionAttention, TopScores
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
@@ -28,8 +28,8 @@ from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 def weave() -> Recipe:
     """Our own: chunks prepared after similar ones and the one before them, selected by attention times context sensitivity.
 
-    Paper: none; parts of FusionRAG §3.1 (similar chunks), ProphetKV §4.2 (the question over stale KV) and CacheBlend (how
-        far KV is off), combined in another way.
+    Paper: none; parts of FusionRAG (arXiv 2601.12904) §3.1 (similar chunks), ProphetKV (arXiv 2602.02579) §4.2 (the question
+        over stale KV) and CacheBlend (arXiv 2405.16444, how far KV is off), combined in another way.
     Idea: a token's KV is worth recomputing if the question attends to it and if recomputation would change it. Attention over
         stale KV shows the first. The second is measured at indexing time: a chunk is prefilled alone, and once more after
         similar chunks and the one before it in its document; the tokens whose KV moves are those whose meaning depends on
@@ -38,9 +38,6 @@ def weave() -> Recipe:
     Differs from the paper: nothing to differ from.
     Relations: `woven+prophetkv` is this recipe without context sensitivity; `following+weave` prepares after the chunk before
         alone, so that a chunk's KV depends on its own document only, and measures in a pass of its own.
-    Measured: see the methods page and lab/docs/natural.md; for what else was tried, see the experiments. The generated tasks
-        coref, vartrack and half of contradiction cut documents where the text continues, which favours any preparation after
-        the chunk before; the others do not.
     """
     return Recipe(
         "weave",

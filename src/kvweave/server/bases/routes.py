@@ -49,21 +49,18 @@ class QuestionFields(KvweaveOptions):
 
     def request(self, kb: str, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
         """Return the engine's request; `defaults` are the settings of generation."""
-        options = self.model_dump(include=set(KvweaveOptions.model_fields) - {"cache"})
+        generation = sampling(
+            defaults,
+            most=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            think=self.think,
+            seed=self.seed,
+        )
         return CompletionRequest(
             messages=(Message("user", self.question),),
             kb=kb,
-            generation=sampling(
-                defaults,
-                most=self.max_new_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                think=self.think,
-                seed=self.seed,
-            ),
-            drop_chunks=bool(self.drop_chunks),
-            cache=cache if cache != "use" else self.cache or "use",
-            **options,
+            options={**self.options(cache, generation), "drop_chunks": bool(self.drop_chunks)},
         )
 
 

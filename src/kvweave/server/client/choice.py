@@ -1,19 +1,26 @@
-"""The running server that a command uses instead of loading a model itself, if there is one that answers the same.
+"""The running server that a command uses instead of loading a model itself.
 
-Light to import: no model library, no HTTP library.
+A server of the command's home is used if it has every setting that the command was given and that shapes an answer. What a request
+can carry goes with it, and what was not given is the server's. Light to import: no model library, no HTTP library.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.config import Config
 from kvweave.errors import ServerError
 from kvweave.server.process.discovery import find_server
+from kvweave.server_config import split
 
 if TYPE_CHECKING:
     from kvweave.server.client.client import ServerClient
+
+IN_REQUEST: Final = (
+    "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think",
+)  # fmt: skip
+"""Settings that a request for one answer can carry."""
 
 
 @dataclass(slots=True)
@@ -22,9 +29,9 @@ class ServerChoice:
 
     Attributes:
         url: of the running server; empty if there is none, or if the command was told not to use it.
-        client: connected to it; None if the command runs by itself.
-        options: settings of this request that differ from the server's and go with it.
-        unused: why the command runs by itself although there is a server.
+        client: connected to it; None if the command answers by itself.
+        options: settings of this command that differ from the server's and go with its requests.
+        unused: why the command answers by itself although there is a server.
     """
 
     url: str = ""
@@ -46,7 +53,7 @@ class ServerChoice:
         return {"url": self.url, "used": not self.unused} | ({"why": self.unused} if self.unused else {})
 
     def give_up(self, why: object) -> None:
-        """Run by oneself after all."""
+        """Fall back to answering in this process."""
         if self.client is not None:
             self.client.close()
         self.client, self.unused = None, str(why)
@@ -64,16 +71,19 @@ def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
     choice = ServerChoice(found.url)
     from kvweave.server.client.client import ServerClient
 
-    mine = setting_values(config)
     try:
-        choice.client = ServerClient(found.url, next(iter(api_keys(mine)), None))
-        differing = _differences(mine, choice.client.settings())
+        choice.client = ServerClient(found.url, next(iter(split(config.server.api_key)), None))
+        servers = choice.client.settings()
     except ServerError as error:
         choice.give_up(error)
         return choice
-    if why := _why_not(differing, in_request):
-        choice.give_up(why)
-    choice.options = differing
+    defaults = _shaping(Config(home=Path()))
+    differing = {name: mine for name, mine in _shaping(config).items() if servers.get(name) != mine}
+    carried = {name for name, mine in differing.items() if name in in_request and mine is not None}
+    choice.options = {name: mine for name, mine in differing.items() if name in carried}
+    refused = [name for name, mine in differing.items() if name not in carried and mine != defaults[name]]
+    if refused:
+        choice.give_up(f"its {refused[0]} is not {differing[refused[0]]!r}")
     return choice
 
 
@@ -94,60 +104,11 @@ def preparing_server(config: Config, kb: str) -> str:
             return ""
 
 
-def api_keys(settings: Mapping[str, Any]) -> list[str]:
-    """Return the API keys of the setting, which may name several, separated by commas."""
-    keys = str(settings["api_key"] or "").split(",")
-    return [key.strip() for key in keys if key.strip()]
-
-
-IN_REQUEST: Final = (
-    "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think",
-)  # fmt: skip
-"""Settings that a request for one answer can carry."""
-
-_OF_KNOWLEDGE_BASE: Final = ("model", "dtype", "weights", "embedding_model", "system")
-"""Settings whose default is what the knowledge base was made with: the server refuses a knowledge base of another."""
-
-_OF_PROCESS: Final = (
-    "auxiliary", "reranker", "storage", "kv_budget", "resident_bytes", "answer_threshold", "answer_limit_bytes",
-    "check_answers",
-)  # fmt: skip
-_OF_MACHINE: Final = ("device", "shared")
-"""Settings that say where something is computed or stored: without one, the server's will do."""
-
-
-def setting_values(config: Config) -> dict[str, Any]:
-    """Return all settings by name; `home` is none."""
-    values: dict[str, Any] = {}
-    for item in fields(config):
-        value = getattr(config, item.name)
-        if is_dataclass(value):
-            values |= {each.name: getattr(value, each.name) for each in fields(value)}
-        elif item.name != "home":
-            values[item.name] = value
-    return values
-
-
-def _differences(mine: Mapping[str, Any], servers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that shape an answer and differ from the server's; IN_REQUEST ones can go with a request.
-
-    `mine` and `servers` are settings by name. A server that does not name a setting is of another version: it differs.
-    """
-    defaults = setting_values(Config(home=Path()))
-    differing = {}
-    for name in (*IN_REQUEST, *_OF_KNOWLEDGE_BASE, *_OF_PROCESS, *_OF_MACHINE):
-        leaves_it = name in (*_OF_KNOWLEDGE_BASE, *_OF_MACHINE) and mine[name] == defaults[name]
-        if name not in servers or (mine[name] != servers[name] and not leaves_it):
-            differing[name] = mine[name]
-    return differing
-
-
-def _why_not(differing: Mapping[str, Any], in_request: tuple[str, ...]) -> str:
-    """Return why a server cannot honour settings that differ from its own, or an empty text if it can.
-
-    It can honour those in `in_request`, but not that one is left to its default.
-    """
-    for name, value in differing.items():
-        if name not in in_request or value is None:
-            return f"its {name} is another one" if value is None else f"its {name} is not {value!r}"
-    return ""
+def _shaping(config: Config) -> dict[str, Any]:
+    """The settings that shape an answer, by name."""
+    sections = (
+        config.model, config.embedding, config.retrieval, config.answers, config.generation, config.decoding,
+    )  # fmt: skip
+    values = {each.name: getattr(section, each.name) for section in sections for each in fields(section)}
+    own = {name: getattr(config, name) for name in ("recipe", "prepare", "system")}
+    return {**own, "storage": config.store.storage, "shared": config.store.shared, **values}

@@ -102,17 +102,19 @@ class ChatFields(ChoicesFields):
                 messages=tuple(each.message for each in self.messages),
                 documents=self.caller_documents(),
                 kb=self.kb,
-                generation=sampling(
-                    defaults,
-                    most=self.max_completion_tokens or self.max_tokens,
-                    temperature=self.temperature,
-                    top_p=self.top_p,
-                    seed=None if self.seed is None else self.seed + index,
-                    stop=stop_texts(self.stop),
-                    logprobs=shown,
-                    think=None if effort is None else effort not in ("none", "minimal"),
+                options=self.options(
+                    cache,
+                    sampling(
+                        defaults,
+                        most=self.max_completion_tokens or self.max_tokens,
+                        temperature=self.temperature,
+                        top_p=self.top_p,
+                        seed=None if self.seed is None else self.seed + index,
+                        stop=stop_texts(self.stop),
+                        logprobs=shown,
+                        think=None if effort is None else effort not in ("none", "minimal"),
+                    ),
                 ),
-                **self.options(cache),
             )
             for index in range(self.n or 1)
         ]

@@ -59,16 +59,18 @@ class CompletionFields(ChoicesFields):
                 **self._asked(prompt),
                 documents=self.caller_documents(),
                 kb=self.kb,
-                generation=sampling(
-                    defaults,
-                    most=self.max_tokens or DEFAULT_TOKENS,
-                    temperature=self.temperature,
-                    top_p=self.top_p,
-                    seed=None if self.seed is None else self.seed + index,
-                    stop=stop_texts(self.stop),
-                    logprobs=self.logprobs,
+                options=self.options(
+                    cache,
+                    sampling(
+                        defaults,
+                        most=self.max_tokens or DEFAULT_TOKENS,
+                        temperature=self.temperature,
+                        top_p=self.top_p,
+                        seed=None if self.seed is None else self.seed + index,
+                        stop=stop_texts(self.stop),
+                        logprobs=self.logprobs,
+                    ),
                 ),
-                **self.options(cache),
             )
             for prompt in self.prompts
             for index in range(self.n or 1)

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-from kvweave.answering.sampling import Sampling
+from kvweave.options import AskKeywords, Sampling
 from kvweave.results import AnswerCacheUse
 from kvweave.server.errors import BRANCHES
 from kvweave.server.serving.completions import CallerDocument
@@ -116,6 +116,18 @@ class KvweaveOptions(Fields):
     top_k: Annotated[int, Field(ge=1, le=10_000)] | None = None
     cache: AnswerCacheUse | None = None
 
+    def options(self, cache: AnswerCacheUse, generation: Sampling) -> AskKeywords:
+        """Return them as options of an engine's request; `cache` is what the headers say."""
+        return {
+            "recipe": self.recipe,
+            "prepare": self.prepare,
+            "ratio": self.ratio,
+            "coverage": self.coverage,
+            "top_k": self.top_k,
+            "cache": cache if cache != "use" else self.cache or "use",
+            "generation": generation,
+        }
+
 
 class StreamOptions(Fields):
     """What a stream contains beside the answer."""
@@ -139,11 +151,9 @@ class SampledFields(Fields):
         """Return the caller's own chunks, in order."""
         return tuple(CallerDocument(each.id, each.text) for each in self.documents or ())
 
-    def options(self, cache: AnswerCacheUse) -> dict[str, Any]:
-        """Return what `kvweave` says, as fields of an engine's request; `cache` is what the headers say."""
-        given = self.kvweave or KvweaveOptions()
-        found = given.model_dump(exclude={"cache"})
-        return {**found, "cache": cache if cache != "use" else given.cache or "use"}
+    def options(self, cache: AnswerCacheUse, generation: Sampling) -> AskKeywords:
+        """Return the options of an engine's request; `cache` is what the headers say."""
+        return (self.kvweave or KvweaveOptions()).options(cache, generation)
 
 
 def sampling(

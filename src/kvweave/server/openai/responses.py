@@ -135,15 +135,17 @@ class ResponseFields(SampledFields):
             messages=self.messages,
             documents=self.caller_documents(),
             kb=self.kb,
-            generation=sampling(
-                defaults,
-                most=self.max_output_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                logprobs=(self.top_logprobs or 0) if wanted else None,
-                think=None if effort is None else effort not in ("none", "minimal"),
+            options=self.options(
+                cache,
+                sampling(
+                    defaults,
+                    most=self.max_output_tokens,
+                    temperature=self.temperature,
+                    top_p=self.top_p,
+                    logprobs=(self.top_logprobs or 0) if wanted else None,
+                    think=None if effort is None else effort not in ("none", "minimal"),
+                ),
             ),
-            **self.options(cache),
         )
 
 

@@ -4,17 +4,18 @@ What each is answered from, in the form that `pipeline.respond` takes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from kvweave.answering.kb_question import Assembled
-from kvweave.answering.settings import AskOptions, CallOptions, Settings
+from kvweave.answering.kb_question import Asked
+from kvweave.answering.settings import Settings
 from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.prompt import chat_in_blocks, text_in_blocks
 from kvweave.models.snapshot_adapter import LoadedModel
+from kvweave.options import AskKeywords, AskOptions
 from kvweave.recipes.match import MatchNothing
 from kvweave.recipes.names import AUTO
 from kvweave.recipes.recipe import Recipe
@@ -35,20 +36,22 @@ class CallerDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionRequest(CallOptions):
-    """What a client asks for, with the options of the call.
+class CompletionRequest:
+    """What a client asks for.
 
     Attributes:
         messages: of the chat, in order; the last one is answered.
         text: instead of messages, a text to continue as it is.
         documents: chunks that the caller has retrieved, in the order of the prompt.
         kb: instead of documents, the knowledge base that holds them; the last message is the question.
+        options: how it is answered; read only.
     """
 
     messages: tuple[Message, ...] = ()
     text: str | None = None
     documents: tuple[CallerDocument, ...] = ()
     kb: str | None = None
+    options: AskKeywords = field(default_factory=AskKeywords, hash=False)
 
     def __post_init__(self) -> None:
         if self.text is not None and (self.messages or self.documents or self.kb):
@@ -112,60 +115,52 @@ class Turns:
         return Turns(instruction, tuple(rest[:-1]), rest[-1].text)
 
 
-@dataclass(frozen=True, slots=True)
-class PlainPrompt:
-    """A chat, or a text to continue, without documents."""
+@dataclass(slots=True)
+class PlainPrompt(Asked):
+    """A chat, or a text to continue, without documents. Its answer is not kept: it belongs to its chat."""
 
     model: LoadedModel
     request: CompletionRequest
-    think: bool
 
-    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
         """Render it in blocks."""
         template, request = self.model.template, self.request
         if request.text is not None:
             prompt = text_in_blocks(template, request.text)
         else:
-            prompt = chat_in_blocks(template, request.messages, think=self.think)
+            prompt = chat_in_blocks(template, request.messages, think=self.options.generation.think)
         self.model.check_length(prompt.tokens, most)
-        return Assembled(prompt)
-
-    def keep(self, answer: Answer) -> None:
-        """Keep nothing: an answer belongs to its chat."""
+        return prompt
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentPrompt:
-    """A question to documents that came with it; `answered` is called with them once the answer is out."""
+@dataclass(slots=True)
+class DocumentPrompt(Asked):
+    """A question to documents that came with it; `answered` is called once the answer is out."""
 
     model: LoadedModel
     turns: Turns
     documents: tuple[CallerDocument, ...]
-    options: AskOptions
-    answered: Callable[[Sequence[CallerDocument], AskOptions], None]
+    answered: Callable[["DocumentPrompt"], None]
 
-    def assemble(self, store: KVStore, lease: Lease, most: int) -> Assembled:
+    def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
         """Render the documents in their order, then what was said."""
-        prompt = self._rendered()
-        self.model.check_length(prompt.tokens, most)
-        sources = tuple(Source(each.id, 0, len(each.text), each.text, 0.0) for each in self.documents)
-        return Assembled(prompt, sources)
-
-    def keep(self, answer: Answer) -> None:
-        """Keep no answer: no caller says when such documents change."""
-        self.answered(self.documents, self.options)
-
-    def _rendered(self) -> TokenizedPrompt:
-        texts = tuple(document.text for document in self.documents)
-        return self.model.template.render(
+        texts, options = tuple(document.text for document in self.documents), self.options
+        prompt = self.model.template.render(
             Prompt(
                 self.turns.question,
                 texts,
-                self.options.system,
-                think=self.options.generation.think,
+                options.system,
+                think=options.generation.think,
                 earlier=self.turns.earlier,
             )
         )
+        self.model.check_length(prompt.tokens, most)
+        self.sources = tuple(Source(each.id, 0, len(each.text), each.text, 0.0) for each in self.documents)
+        return prompt
+
+    def keep(self, answer: Answer) -> None:
+        """Keep no answer: no caller says when such documents change."""
+        self.answered(self)
 
 
 def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:
@@ -173,13 +168,14 @@ def plain_options(settings: Settings, request: CompletionRequest, sampling: Gene
 
     Raises InvalidRequest if it names a recipe that reuses other KV than exact prefixes.
     """
-    given = None if request.recipe == AUTO else request.recipe
+    recipe = request.options.get("recipe")
+    given = None if recipe == AUTO else recipe
     if given is not None and not _plain(settings.recipe(given)):
         raise InvalidRequest(
             f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
         )
     named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
-    return settings.resolve("", 1, CallOptions(recipe=named, cache="off", generation=sampling))
+    return settings.options(recipe=named, cache="off", generation=sampling)
 
 
 def _plain(recipe: Recipe) -> bool:

@@ -5,15 +5,15 @@ has its own folder with its own stores. The models are shared.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, cast
 
 from kvweave.answering.answer_stream import AnswerStream, Event
-from kvweave.answering.pipeline import Asked, check_supported, respond
-from kvweave.answering.sampling import Sampling
-from kvweave.answering.settings import AskOptions, Settings
+from kvweave.answering.kb_question import Asked
+from kvweave.answering.pipeline import check_supported, respond
+from kvweave.answering.settings import Settings
 from kvweave.cancellation import cancellable, check_cancelled
 from kvweave.config import Config, GenerationConfig
 from kvweave.errors import Cancelled
@@ -22,10 +22,10 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.prompt import DEFAULT_SYSTEM
 from kvweave.once import once
+from kvweave.options import AskKeywords, AskOptions, Sampling
 from kvweave.results import Piece
 from kvweave.server.serving.bases import KBSummary, ServedBases
 from kvweave.server.serving.completions import (
-    CallerDocument,
     CompletionRequest,
     DocumentPrompt,
     Finished,
@@ -302,40 +302,45 @@ class Tenant:
     def _ask(self, base: KnowledgeBase, request: CompletionRequest) -> Callable[[], AnswerStream]:
         """Return a function that asks a knowledge base."""
         turns = Turns.of(request.messages)
-        call = {**request.keywords(), "generation": request.generation or self.sampling()}
+        options: AskKeywords = {**request.options, "generation": self._generation(request)}
         return lambda: base.stream(
-            turns.question, **call, earlier=turns.earlier, instruction=turns.instruction
+            turns.question, earlier=turns.earlier, instruction=turns.instruction, **options
         )
 
     def _respond(self, request: CompletionRequest) -> Callable[[], AnswerStream]:
         """Return a function that answers a request without a knowledge base."""
-        generation = request.generation or self.sampling()
+        generation = self._generation(request)
 
         def begin() -> AnswerStream:
-            model = self._resident.model
-            asked: Asked
+            model, settings = self._resident.model, self._settings
             if request.documents:
                 options = self._document_options(request, generation)
-                turns = Turns.of(request.messages)
-                asked = DocumentPrompt(model, turns, request.documents, options, self._prepare)
             else:
-                options = plain_options(self._settings, request, generation)
-                asked = PlainPrompt(model, request, generation.think)
-            check_supported(model, options)
-            return AnswerStream(respond(model, self.store, asked, options), nullcontext())
+                options = plain_options(settings, request, generation)
+            what = options, settings.recipe_of(options), settings.offload(options.kv_budget), model
+            asked: Asked
+            if request.documents:
+                asked = DocumentPrompt(*what, Turns.of(request.messages), request.documents, self._prepare)
+            else:
+                asked = PlainPrompt(*what, request)
+            check_supported(model, asked)
+            return AnswerStream(respond(model, self.store, asked), nullcontext())
 
         return begin
 
-    def _prepare(self, documents: Sequence[CallerDocument], options: AskOptions) -> None:
+    def _generation(self, request: CompletionRequest) -> GenerationConfig:
+        return request.options.get("generation") or self.sampling()
+
+    def _prepare(self, asked: DocumentPrompt) -> None:
         """Prepare documents for requests that have them in another order or beside others."""
         if self._chunks is not None:
-            texts = [document.text for document in documents]
-            self._chunks.add(texts, options.system, options.recipe, think=options.generation.think)
+            texts, options = [document.text for document in asked.documents], asked.options
+            self._chunks.add(texts, options.system, asked.recipe, think=options.generation.think)
 
     def _document_options(self, request: CompletionRequest, generation: GenerationConfig) -> AskOptions:
         system = Turns.of(request.messages).instruction or self.config.system or DEFAULT_SYSTEM
-        call = replace(request, cache="off", generation=generation)
-        return self._settings.resolve(system, len(request.documents), call)
+        given: AskKeywords = {**request.options, "cache": "off", "generation": generation}
+        return self._settings.options(system, **given)
 
     def _finish(
         self, begin: Callable[[], AnswerStream], cancelled: Callable[[], bool]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvweave.config import Config
+    from kvweave.options import AskKeywords
     from kvweave.server.serving.completions import CompletionRequest
     from kvweave.server.serving.serving import Serving, Tenant
 
@@ -68,11 +69,14 @@ def _request(tenant: "Tenant", body: dict[str, Any]) -> "CompletionRequest":
     from kvweave.server.serving.completions import CallerDocument, CompletionRequest
     from kvweave.types import Message
 
+    options: AskKeywords = body.get("kvweave", {})
     return CompletionRequest(
         messages=tuple(Message(one["role"], one["content"]) for one in body["messages"]),
         documents=tuple(CallerDocument(one["id"], one["text"]) for one in body.get("documents", ())),
-        generation=tenant.sampling(max_new_tokens=body["max_tokens"], temperature=0.0),
-        **body.get("kvweave", {}),
+        options={
+            **options,
+            "generation": tenant.sampling(max_new_tokens=body["max_tokens"], temperature=0.0),
+        },
     )
 
 

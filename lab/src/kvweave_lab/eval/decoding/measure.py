@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kvweave.decode.settings import MEMORY_SHARE, OffloadSettings
-from kvweave.decode.strategies import CLUSTERED, STRATEGIES, strategy_named
+from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.strategies import strategy_named
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.state.knowledge_base_state import Progress, no_progress
@@ -23,8 +23,8 @@ from kvweave_lab.eval.decoding.shift import UPDATES, Shift, measure_shift
 from kvweave_lab.eval.long_texts import LONG_TASKS, LongText, long_text
 from kvweave_lab.eval.world import Haystack
 from kvweave_lab.results_log import ResultsLog, dtype_name
+from kvweave_lab.strategies import CLUSTERED, DENSE, MEMORY_SHARE, STRATEGIES
 
-DENSE = "dense"
 _LOG, _LOG_VERSION = "runs.jsonl", 3
 
 
@@ -265,7 +265,7 @@ def _with_clusters(request: Request, kv: OffloadSettings) -> OffloadSettings:
 
 
 # Variants: a strategy with one technique switched off or one setting changed. A variant's name is a strategy's, or
-# STRATEGY/ABLATION for a strategy with clusters.
+# STRATEGY/ABLATION for a strategy with clusters. Techniques can be switched off in `dynakv` alone.
 
 
 def _with(part: str, settings: OffloadSettings, **changes: Any) -> OffloadSettings:
@@ -273,23 +273,25 @@ def _with(part: str, settings: OffloadSettings, **changes: Any) -> OffloadSettin
     return replace(settings, **changed)
 
 
-_clusters, _disk, _residency = (partial(_with, part) for part in ("clusters", "disk", "residency"))
+_clusters, _disk = (partial(_with, part) for part in ("clusters", "disk"))
+
+
+def _without(technique: str) -> Callable[[OffloadSettings], OffloadSettings]:
+    return lambda kv: replace(kv, strategy=f"{kv.strategy}-{technique}")
+
 
 ABLATIONS: Mapping[str, Callable[[OffloadSettings], OffloadSettings]] = MappingProxyType(
     {
-        "immediate-split": lambda kv: _clusters(kv, split="immediate"),
+        "immediate-split": _without("immediate-split"),
         **{f"buffer-{n}": partial(_clusters, buffer_entries=n) for n in (0, 2, 4, 8)},
         **{f"spread-{c:g}": partial(_clusters, spread=c) for c in (0.5, 0.7, 1.0, 2.0, 3.0)},
         "whole-clusters": lambda kv: _clusters(kv, candidates=1.0),
         **{f"candidates-{c:g}": partial(_clusters, candidates=c) for c in (1.4, 1.8, 2.5)},
-        "made-order": lambda kv: _disk(kv, order="made"),
-        "packed": lambda kv: _disk(kv, layout="packed"),
+        "made-order": _without("made-order"),
+        "packed": _without("packed"),
         "one-tail-page": lambda kv: _disk(kv, tail_pages=1),
         "no-gaps": lambda kv: _disk(kv, gap_pages=0),
-        "no-prefetch": lambda kv: _residency(kv, prefetch=0),
-        "lru": lambda kv: _residency(kv, replacement="lru"),
-        "lfu": lambda kv: _residency(kv, replacement="lfu"),
-        "resident-centroids": lambda kv: _residency(kv, representatives="resident"),
+        **{name: _without(name) for name in ("no-prefetch", "lru", "lfu", "resident-centroids")},
     }
 )
 """Changes of settings by name. The defaults are a buffer of 16 entries, a spread of 1.5 and 1.8 times as many candidates."""
@@ -312,4 +314,6 @@ def variant_named(name: str, settings: OffloadSettings) -> OffloadSettings:
             f"there is no variant {name!r} of a decoding strategy; choose one of {', '.join(all_variants())}; "
             f"{' and '.join(CLUSTERED[1:])} may be changed as {ABLATED} is"
         )
-    return ABLATIONS[ablation](chosen)
+    changed = ABLATIONS[ablation](chosen)
+    strategy_named(changed.strategy)
+    return changed

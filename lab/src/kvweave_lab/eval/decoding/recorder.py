@@ -113,15 +113,6 @@ class RecordingRetriever:
         self._recorder, self._tracker = recorder, tracker
 
     @property
-    def on_reads_done(self) -> Callable[[], None]:
-        """The inner retriever's callback."""
-        return self.inner.on_reads_done
-
-    @on_reads_done.setter
-    def on_reads_done(self, then: Callable[[], None]) -> None:
-        self.inner.on_reads_done = then
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes of the inner retriever; the copy is not part of decoding."""
         return self.inner.resident_bytes

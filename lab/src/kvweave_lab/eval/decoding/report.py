@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from kvweave.facts import facts
-from kvweave_lab.eval.decoding.measure import DENSE, DecodingResult
+from kvweave_lab.eval.decoding.measure import DecodingResult
 from kvweave_lab.eval.decoding.results import (
     AFTER_STEPS,
     OVERALL,
@@ -33,6 +33,7 @@ from kvweave_lab.report.figures import (
 )
 from kvweave_lab.report.page import Page, html_figure, html_table, render_page
 from kvweave_lab.statistics import Estimate
+from kvweave_lab.strategies import DENSE
 
 AnyRow = TypeVar("AnyRow", Row, ComparisonRow)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Self
 
-from kvweave.decode.strategies import STRATEGIES
 from kvweave_lab.statistics import Estimate, interval_over_tasks, quotient_over_tasks
+from kvweave_lab.strategies import DENSE, STRATEGIES
 
 ABLATED = "dynakv"
 """The strategy whose techniques variants switch off, and that others are compared with."""
@@ -108,7 +108,6 @@ def sum_reuse(parts: Sequence[ClusterReuse]) -> ClusterReuse:
 
 
 OVERALL = "overall"
-_DENSE = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ def budget_text(budget: float) -> str:
 
 def make_rows(runs: Sequence[Run]) -> Iterator[Row]:
     """Return rows in the order of the runs, by storage, budget and variant, then by length and task."""
-    dense = {run.text: run for run in runs if run.variant == _DENSE}
+    dense = {run.text: run for run in runs if run.variant == DENSE}
     for storage, budget, variant in dict.fromkeys((run.storage, run.budget, run.variant) for run in runs):
         own = [run for run in runs if (run.storage, run.budget, run.variant) == (storage, budget, variant)]
         for place in range(len(own[0].segments)):
@@ -204,7 +203,7 @@ def comparison_rows(runs: Sequence[Run]) -> Iterator[ComparisonRow]:
         own = [run for run in runs if (run.storage, run.budget, run.variant) == (storage, budget, variant)]
         if (
             variant not in STRATEGIES
-            or variant in (_DENSE, ABLATED)
+            or variant in (DENSE, ABLATED)
             or (storage, budget, own[0].text) not in dynakv
         ):
             continue

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kvweave.answering.generation import generate_together
-from kvweave.config import GenerationConfig
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.chat_template import ANSWER_LEAD
@@ -30,6 +28,7 @@ from kvweave_lab.eval.natural.outcomes import NO_CONTEXT_LABEL, NaturalLog, Natu
 from kvweave_lab.eval.natural.prompts import MAX_NEW_TOKENS, NaturalPrompt, no_context
 from kvweave_lab.eval.outcomes import FULL, Label
 from kvweave_lab.eval.preparation import prepare_prompt, simulates_requests
+from kvweave_lab.eval.replies import generate_together
 from kvweave_lab.eval.runner import Candidate
 from kvweave_lab.statistics import kl_divergence
 
@@ -37,7 +36,6 @@ KV_BYTES: Final = 4_000_000_000
 """Chunk KV that stays in memory for the next prompts; when it takes more, all of it is dropped."""
 
 _ISOLATED: Final = "isolated"
-_GREEDY: Final = GenerationConfig(temperature=0.0)
 
 
 class _Answer(NamedTuple):
@@ -146,7 +144,7 @@ class NaturalRunner:
             return None
         result.kv_cache.truncate_appended(prompt.tokens)  # the reference answer
         start = (result.kv_cache, prompt.token_ids, result.logits)
-        (reply,) = generate_together(self._adapter, [start], _GREEDY, MAX_NEW_TOKENS, prompt.reply)
+        (reply,) = generate_together(self._adapter, [start], MAX_NEW_TOKENS, prompt.reply)
         return reply.text.strip()
 
     def _store(self, recipe: Recipe, prompt: NaturalPrompt) -> MemoryStore:

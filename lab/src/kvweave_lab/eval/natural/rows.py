@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvweave.recipes.methods import METHODS, exact_name, name_parts
+from kvweave.recipes.methods import METHODS
 from kvweave.types import Storage
 from kvweave_lab.eval.natural.offline_cost import OfflineCost
 from kvweave_lab.eval.natural.outcomes import (
@@ -19,6 +19,7 @@ from kvweave_lab.eval.natural.outcomes import (
     NaturalOutcome,
 )
 from kvweave_lab.eval.outcomes import FULL, Label
+from kvweave_lab.recipes.names import exact_name, name_parts
 from kvweave_lab.statistics import Estimate, interval_over_tasks, quotient_over_tasks
 
 SAME_BYTES: Final = 1.05

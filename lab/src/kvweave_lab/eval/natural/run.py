@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import xxhash
 
-from kvweave.answering.settings import within_context
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.models.adapter import Adapter
+from kvweave.options import within_context
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
 from kvweave_lab.eval.natural.distractors import PAGES, installed_pages

@@ -193,7 +193,7 @@ class BackgroundRunner:
             self._answer(pending)
             return
         self._prefill(pending.question)
-        self._session.answers.mark_prefilled(pending.question, pending.settings)
+        self._session.answers.mark_prefilled(pending.question, pending.options)
 
     @property
     def _answers_ahead(self) -> bool:

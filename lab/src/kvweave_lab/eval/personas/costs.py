@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.records import AnswerProvenance, AnswerSettings
+from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.database import Database
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest
@@ -29,6 +29,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import attention_modules
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionProbe, StopAtLayer
+from kvweave.options import AskOptions
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.eval.personas.corpus import UserCorpus
@@ -313,7 +314,7 @@ def _time_matching(
     database = Database(folder / "cache.sqlite")
     try:
         cache = AnswerCache(database, 10**9)
-        settings = AnswerSettings("prefix", None, None, 3, None, False, None, None)
+        settings = AskOptions("prefix", 3)
         provenance = AnswerProvenance(frozenset(), (), cache.epoch)
         for number in range(_CACHED):
             of = number % len(questions)

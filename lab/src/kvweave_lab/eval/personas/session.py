@@ -12,12 +12,13 @@ from typing import Final, Self
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.predictions import PredictionStore
-from kvweave.answer_cache.records import AnswerSettings, CachedAnswer, Vector
+from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.config import AnswersConfig
 from kvweave.database import Database
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
+from kvweave.options import AskOptions
 from kvweave.recipes.methods import recipe_named
 from kvweave.text import clean_text
 from kvweave_lab.eval.metrics import METRICS, bleu
@@ -125,9 +126,7 @@ class UserSession:
         self.predictions = PredictionStore(self._database)
         self.recipe = corpus.recipe if system.kv == "anywhere" else recipe_named(_RECIPES[system.kv])
         self.store = self._open_store()
-        self.answer_settings = AnswerSettings(
-            self.recipe.name, None, None, corpus.top_k, None, False, None, None
-        )
+        self.answer_settings = AskOptions(self.recipe.name, corpus.top_k)
         self._asked: set[str] = set()
         self._stored_by_prediction: dict[TextPath, bool] = {}  # of exact KV
 

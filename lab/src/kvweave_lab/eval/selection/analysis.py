@@ -21,9 +21,9 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Prepare, Previous, Similar
 from kvweave.recipes.recipe import Recipe, run
-from kvweave.recipes.request import PrefillState
 from kvweave.recipes.select import TopScores
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import TokenizedPrompt

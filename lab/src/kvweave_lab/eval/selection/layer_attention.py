@@ -12,7 +12,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import COUNT
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
-from kvweave.ops.scores import top_tokens, transfer_scores
+from kvweave.ops.scores import top_tokens
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
 from kvweave.recipes.select import last_layer
@@ -23,6 +23,7 @@ from kvweave_lab.eval.preparation import prepare_sample, render, too_long
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.selection.measure import attention_divergence, common_share, jaccard
 from kvweave_lab.eval.selection.observe import FullView, context_of, observe_full, observe_stale
+from kvweave_lab.scores import context_offsets, transfer_scores
 
 TOP_SHARE = 0.2  # CacheClip §2.8
 
@@ -55,8 +56,8 @@ def align(adapter: Adapter, auxiliary: Adapter, sample: Sample, full: FullView) 
     prompt = auxiliary.template.render(Prompt(sample.question, sample.chunks))
     if prompt.tokens > auxiliary.geometry.context_tokens:
         return None
-    source = auxiliary.template.context_offsets(sample.chunks)
-    target = adapter.template.context_offsets(sample.chunks)
+    source = context_offsets(auxiliary.template, sample.chunks)
+    target = context_offsets(adapter.template, sample.chunks)
     if source is None or target is None:
         return None
     characters = sum(len(text) + len(SEPARATOR) for text in sample.chunks)

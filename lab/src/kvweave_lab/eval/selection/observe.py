@@ -15,11 +15,11 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionHook, AttentionProbe
-from kvweave.ops.scores import kv_deviation, residual_norms
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.select import LayerVotes, voting_layers
 from kvweave.types import ChunkKV, TokenizedPrompt
 from kvweave_lab.eval.runner import HookedAttend
+from kvweave_lab.scores import kv_deviation, residual_norms
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Paper: DynaKV §8.1, the naive baseline. Keys and values are stored apart, in th
 whole runs and no key twice. Pages of values stay in memory as clusters do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import Layout, Owner
-from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.page_cache.frames import gather_pages
-from kvweave.decode.retriever import TokenBudget
-from kvweave.decode.shared_state import SharedState
+from kvweave.decode.disk.page_file import AlignedBuffer, PageFile
+from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.shared_state import SharedState, Strategy
+from kvweave.decode.store.frames import gather_pages
 from kvweave.errors import StoreError
 from kvweave.ops.partial_attention import PartialAttention
 
@@ -85,11 +85,11 @@ class SequencePages:
         """Write the last page, which is full."""
         if page // self._layout.home_pages == len(self._homes):
             self._homes.append(self._layout.allocate(self._owner))
-        self._layout.reserve(self._homes[-1], page % self._layout.home_pages + 1)
-        content = torch.zeros(self.entry_format.page_bytes, dtype=torch.uint8)
+        buffer = AlignedBuffer(self.entry_format.page_bytes)
+        content = torch.frombuffer(buffer.view, dtype=torch.uint8)
         content[: self._tail.numel()] = self._tail.flatten()
         self._checksums.append(int(content.view(torch.int64).sum()))
-        self._file.write_page(int(self.page_numbers([page])[0]), content)
+        self._file.write(int(self.page_numbers([page])[0]), [buffer.view])
 
 
 class TopEntries:
@@ -99,12 +99,9 @@ class TopEntries:
     pages of values, each under its number as a cluster.
     """
 
-    def __init__(self, layer: int, shared: SharedState) -> None:
+    def __init__(self, layer: int, shared: SharedState, hooks: CacheHooks) -> None:
+        # No hook is called: the last pages are allocated from the start, and what the next layer retrieves is unknown.
         self.layer, self._shared, self._store = layer, shared, shared.store
-        # Never called: what the next layer will retrieve is unknown.
-        self.on_reads_done: Callable[[], None] = lambda: None
-        # Never called: the last pages are allocated from the start.
-        self.reserve_memory: Callable[[int], None] = lambda more_bytes: None
         entry = shared.store.entry_format
         assert entry.width % 2 == 0
         self._format = EntryFormat(entry.width // 2, entry.dtype, entry.storage, entry.disk_page_bytes)
@@ -280,3 +277,6 @@ class TopEntries:
         page_cache = self._store.page_cache
         room = page_cache.frames.free_count + page_cache.evictable_frames()
         return max(1, min(self._shared.portion_pages, room // len(self._keys)))
+
+
+ENTRIES = Strategy(TopEntries)

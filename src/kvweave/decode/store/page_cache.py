@@ -4,17 +4,20 @@ Pinned clusters, and those being read, stay. Works on arrays over all requested 
 caller fills a cluster's frames.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array, key_list
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array, key_list
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.page_cache.frames import FrameAllocator
+from kvweave.decode.store.frames import FrameAllocator, gather_pages
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import InvalidRequest
 
 EvictionScores = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -50,18 +53,6 @@ class ClusterUsage:
     frames: int
 
 
-def lru_scores(usage: ClusterUsage) -> EvictionScores:
-    """Least recently used first."""
-    return (usage.now - usage.used_at).astype(np.float64)
-
-
-def lfu_scores(usage: ClusterUsage) -> EvictionScores:
-    """Least frequently used first; among equals, least recently used first."""
-    age = (usage.now - usage.used_at).astype(np.float64)
-    scores: EvictionScores = age / (age.max(initial=0) + 1) - usage.uses
-    return scores
-
-
 def cluster_scores(usage: ClusterUsage) -> EvictionScores:
     """Large clusters without recent use first; recently updated ones last, while they take a quarter of the frames at most.
 
@@ -78,12 +69,7 @@ def cluster_scores(usage: ClusterUsage) -> EvictionScores:
     return scores
 
 
-REPLACEMENTS: Mapping[str, Callable[[ClusterUsage], EvictionScores]] = {
-    "cluster": cluster_scores,
-    "lru": lru_scores,
-    "lfu": lfu_scores,
-}
-
+EvictionPolicy = Callable[[ClusterUsage], EvictionScores]
 
 F = TypeVar("F", bound=FrameAllocator)
 Layers = TypeVar("Layers", int, NDArray[np.int64])
@@ -101,29 +87,37 @@ _STATE_FACTS = 5
 class PageCache(Generic[F]):
     """Clusters in memory, by key; each takes a slot.
 
-    The caller sets `row`, the clock, and `current_layer`, the layer that attends. Four callbacks connect it to frames that
-    hold only a last page ("tails") of clusters that are not in memory, one to reads, and one to the memory limit:
+    The caller sets `row`, the clock, and `current_layer`, the layer that attends; `ClusterReads` sets `wait_for_reads`,
+    which waits until nothing is being read.
 
-    Attributes:
-        tail_frames: returns the number of frames that hold tails.
-        evict_tail: frees the frame of one tail; False if there is none.
-        keep_tail: takes over the frame of an evicted cluster's last page, which is not on disk.
-        wait_for_reads: waits until nothing is being read.
+    Args:
+        frames: where clusters are.
+        eviction: which clusters are evicted first.
+        counts: counts prefetched clusters that were evicted without being used.
+        layers, heads: of the model.
+        tails: takes over the frame of an evicted cluster's last page, if that is not on disk.
         reclaim_frames: restores withdrawn frames that are no longer needed elsewhere.
     """
 
-    def __init__(self, frames: F, replacement: str, counts: DecodeCounts, layers: int, heads: int) -> None:
+    def __init__(
+        self,
+        frames: F,
+        eviction: EvictionPolicy,
+        counts: DecodeCounts,
+        layers: int,
+        heads: int,
+        tails: TailPages | None = None,
+        reclaim_frames: Callable[[], None] = lambda: None,
+    ) -> None:
         self.frames = frames
         self.row = 0
         self.current_layer = -1
-        self.tail_frames: Callable[[], int] = lambda: 0
-        self.evict_tail: Callable[[], bool] = lambda: False
-        self.keep_tail: Callable[[ClusterKey, int], None] = lambda key, frame: None
         self.wait_for_reads: Callable[[], None] = lambda: None
-        self.reclaim_frames: Callable[[], None] = lambda: None
         self._layers = layers
-        self._scores = REPLACEMENTS[replacement]
+        self._eviction = eviction
         self._counts = counts
+        self._tails = tails
+        self._reclaim_frames = reclaim_frames
         self._slots: NDArray[np.int64] = np.full((layers, heads, 0), -1)  # of each cluster; −1: not in memory
         self._insertions = 0
         self._free: list[int] = []
@@ -272,7 +266,8 @@ class PageCache(Generic[F]):
 
     def evictable_frames(self) -> int:
         """Return the number of frames of clusters that may be evicted."""
-        return self.frames.count - self.frames.free_count - self.tail_frames() - self._staying_pages
+        tail_frames = 0 if self._tails is None else len(self._tails)
+        return self.frames.count - self.frames.free_count - tail_frames - self._staying_pages
 
     def allocate(self, number: int) -> list[int]:
         """Allocate frames, evicting clusters if needed.
@@ -286,13 +281,13 @@ class PageCache(Generic[F]):
         """Free frames as `allocate` does, without allocating them."""
         frames = self.frames
         if frames.free_count < number:
-            self.reclaim_frames()
+            self._reclaim_frames()
         if frames.free_count < number:
             self._evict(max(number, frames.count // _EVICTED_SHARE))
         if frames.free_count < number and (self._stays & _READ).any():
             self.wait_for_reads()
             self._evict(number)
-        while frames.free_count < number and self.evict_tail():
+        while frames.free_count < number and self._tails is not None and self._tails.evict_one():
             pass
         if frames.free_count < number:
             used = frames.count - frames.free_count
@@ -306,7 +301,7 @@ class PageCache(Generic[F]):
         slots = self._in_order(self._taken & (self._stays == 0))
         if not slots.size:
             return
-        for slot in slots[np.argsort(-self._scores(self._usage(slots)), kind="stable")]:
+        for slot in slots[np.argsort(-self._eviction(self._usage(slots)), kind="stable")]:
             if self.frames.free_count >= number:
                 return
             layer, head, cluster = self._keys[slot].tolist()
@@ -314,7 +309,8 @@ class PageCache(Generic[F]):
             unwritten = self._unwritten[slot]
             frames = self.remove(key)
             if unwritten:
-                self.keep_tail(key, frames.pop())
+                assert self._tails is not None
+                self._tails.add(key, frames.pop())
             self.frames.free(frames)
 
     def _usage(self, slots: NDArray[np.int64]) -> ClusterUsage:
@@ -389,3 +385,40 @@ class PageCache(Generic[F]):
         self._unused, self._unwritten, self._taken = (
             np.pad(array, (0, more)) for array in (self._unused, self._unwritten, self._taken)
         )
+
+
+class DeviceCache:
+    """Copies of clusters in the memory of the model's device.
+
+    `count` pages on `device`, (count, page bytes) uint8, and in `page_cache` the clusters that they hold."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        count: int,
+        page_bytes: int,
+        eviction: EvictionPolicy,
+        layers: int,
+        heads: int,
+    ) -> None:
+        self.pages = torch.zeros(count, page_bytes, dtype=torch.uint8, device=device)
+        self.page_cache = PageCache(
+            FrameAllocator(count, page_bytes), eviction, DecodeCounts(), layers, heads
+        )
+
+    def missing(self, keys: ClusterKeys) -> NDArray[np.int64]:
+        """Return the clusters that are not here, (m, 3), and pin the others."""
+        self.page_cache.pin(keys)
+        return self.page_cache.missing(keys)
+
+    def copy(self, key: ClusterKey, memory: Tensor, frames: Sequence[int]) -> None:
+        """Copy a cluster from these frames of `memory` (n, page bytes), and pin it."""
+        own = self.page_cache.allocate(len(frames))
+        self.pages[own] = gather_pages(memory, torch.tensor(frames, dtype=torch.long)).to(self.pages.device)
+        self.page_cache.insert(key, own)
+        self.page_cache.pin([key])
+
+    def invalidate(self, key: ClusterKey) -> None:
+        """Discard the copy of a cluster that has changed, if there is one."""
+        if key in self.page_cache:
+            self.page_cache.frames.free(self.page_cache.remove(key))

@@ -5,7 +5,6 @@ growing cluster is in a frame alone, with the cluster's other frames or without 
 (`ClusterReads`). Knows nothing of centroids, queries, or why a cluster grows.
 """
 
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,33 +12,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_list, layer_keys, table_column
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_list, layer_keys, table_column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.disk.cluster_reads import ClusterReads
-from kvweave.decode.disk.tail_pages import TailPages
-from kvweave.decode.page_cache.device_cache import DeviceCache
-from kvweave.decode.page_cache.frames import FrameAllocator, FramePool, gather_pages
-from kvweave.decode.page_cache.page_cache import PageCache
+from kvweave.decode.store.cluster_reads import ClusterReads
+from kvweave.decode.store.frames import FrameAllocator, FramePool, gather_pages
+from kvweave.decode.store.page_cache import DeviceCache, PageCache
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import InvalidRequest
 
 _WORD = 2**64
 
 
 class ClusterStore:
-    """Clusters of all layers, in `pages` on disk and in `page_cache`.
+    """Clusters of all layers, in `pages` on disk, in `page_cache` and, a half-filled page of each, in `tails`.
 
-    Each head keeps up to `tail_pages` half-filled pages of clusters that are not in memory. With `device`, attention reads
-    the copies there, and frames are read only for clusters without a copy.
+    With `device`, attention reads the copies there, and frames are read only for clusters without a copy.
     """
 
     def __init__(
         self,
         pages: ClusterPages,
         page_cache: PageCache[FramePool],
+        tails: TailPages,
         counts: DecodeCounts,
         *,
-        tail_pages: int,
         device: DeviceCache | None = None,
     ) -> None:
         self.pages = pages
@@ -49,14 +46,8 @@ class ClusterStore:
         self.tables = pages.tables
         self._frames = page_cache.frames
         self._counts = counts
-        self._tails = TailPages(pages, page_cache.frames, counts, tail_pages)
-        self._reads = ClusterReads(pages, page_cache, self._tails, counts)
-        # Weak references: tails and reads refer to the page cache, and a cycle would keep all frames alive.
-        tails, reads = weakref.proxy(self._tails), weakref.proxy(self._reads)
-        page_cache.tail_frames = lambda: len(tails)
-        page_cache.evict_tail = lambda: tails.evict_one()
-        page_cache.keep_tail = lambda key, frame: tails.add(key, frame)
-        page_cache.wait_for_reads = lambda: reads.wait_for_all()
+        self._tails = tails
+        self._reads = ClusterReads(pages, page_cache, tails, counts)
 
     # Create and grow clusters
 
@@ -299,10 +290,7 @@ class ClusterStore:
 
     def _reserve(self, key: ClusterKey, pages: int) -> None:
         """Make room on disk for a cluster's pages."""
-        moves = self.pages.reserve(key, pages)
-        if moves:
-            self._reads.wait_for_all()
-            self.pages.move(moves)
+        self.pages.reserve(key, pages)
 
     def _set_content(self, key: ClusterKey, entries: Tensor) -> None:
         """Set size and checksum of a cluster."""

@@ -9,10 +9,10 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.page_cache.frames import FramePool
+from kvweave.decode.store.frames import FramePool
 
 
 class TailPages:

@@ -3,6 +3,7 @@
 Clusters that are being read stay in the page cache, so that their frames are not reused.
 """
 
+import weakref
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvweave.decode.clusters.table import ClusterKey, ClusterKeys, key_array, key_list, table_column
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array, key_list, table_column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.disk.tail_pages import TailPages
-from kvweave.decode.page_cache.frames import FramePool, gather_pages
-from kvweave.decode.page_cache.page_cache import PageCache
+from kvweave.decode.store.frames import FramePool, gather_pages
+from kvweave.decode.store.page_cache import PageCache
+from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import StoreError
 
 _BLOCK_PAGES = 64  # copied at once to be checked
@@ -41,6 +42,8 @@ class ClusterReads:
         self._tails = tails
         self._counts = counts
         self._in_flight: dict[ClusterKey, _ReadBatch] = {}
+        reads = weakref.proxy(self)  # a cycle would keep all frames alive
+        page_cache.wait_for_reads = lambda: reads.wait_for_all()
 
     def start(self, missing: ClusterKeys, *, prefetched: bool) -> None:
         """Allocate frames for these clusters and start reading them."""

@@ -1,12 +1,11 @@
-"""Strategies with clusters, which differ in how new entries join them."""
+"""How new entries join clusters, and when clusters are split (DynaKV §4)."""
 
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.buffers import UNGROUPED
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.retriever import TokenBudget
-from kvweave.ops.kmeans import k_means, nearest, split_in_two
+from kvweave.ops.kmeans import split_in_two
 
 
 class AdaptiveClusters(ClusterRetriever):
@@ -26,14 +25,13 @@ class AdaptiveClusters(ClusterRetriever):
 
     def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
         """Append, buffer or split, by the variance that the new entry would cause."""
-        for head, (cluster, distance) in enumerate(_nearest_clusters(self, keys)):
+        for head, (cluster, distance) in enumerate(self.nearest_clusters(keys)):
             if self._fits(head, cluster, distance):
-                _join(self, head, cluster, keys[head], entries[head], distance)
+                self.join_cluster(head, cluster, keys[head], entries[head], distance)
                 continue
             self.table.flagged[head, cluster] = True
             self.buffer_entry(head, cluster, entries[head])
-            immediate = self.shared.settings.clusters.split == "immediate"
-            if immediate or self.store.in_memory(self.layer, head, cluster):
+            if self.store.in_memory(self.layer, head, cluster):
                 self._split(head, cluster)
             else:
                 self._drain_buffer(head, budget.buffer)
@@ -87,56 +85,3 @@ class AdaptiveClusters(ClusterRetriever):
         entries = torch.cat([stored, self.buffer.pop(head, cluster)])
         self.store.page_cache.unpin_all()
         return entries
-
-
-class StaticClusters(ClusterRetriever):
-    """Clusters that are never split: a new entry joins the nearest one, whose centroid and variance follow."""
-
-    def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
-        """Append one entry per head."""
-        for head, (cluster, distance) in enumerate(_nearest_clusters(self, keys)):
-            _join(self, head, cluster, keys[head], entries[head], distance)
-
-
-class LocalClusters(ClusterRetriever):
-    """Clusters that never change: each window of new entries is clustered by itself."""
-
-    def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
-        """Buffer one entry per head, and cluster the buffer when it is full."""
-        for head in range(keys.shape[0]):
-            self.buffer_entry(head, UNGROUPED, entries[head])
-        clusters = self.shared.settings.clusters
-        free = budget.total - self.shared.settings.sinks - budget.window
-        if self.buffer.count[0] >= max(1, min(clusters.local_entries, free // 2)):
-            self._cluster_buffer(clusters.mean_entries)
-
-    def _cluster_buffer(self, mean_entries: int) -> None:
-        entries = torch.stack([self.buffer.pop(head, UNGROUPED) for head in range(self.table.heads)])
-        keys = self.store.entry_format.decode(entries)[0].float()  # (G, n, D)
-        assigned = k_means(keys, -(-keys.shape[1] // mean_entries))
-        for head in range(self.table.heads):
-            for own in self._clusters(keys[head], assigned[head]):
-                self.create_cluster(head, keys[head, own], entries[head, own])
-
-
-def _nearest_clusters(retriever: ClusterRetriever, keys: Tensor) -> list[tuple[int, float]]:
-    """Return for one key per head (G, D) float32 the nearest cluster and the squared distance to its centroid."""
-    centroids = retriever.shared.centroids.get(retriever.layer)  # (G, C, D)
-    columns = Tensor(retriever.table.sizes[:, : centroids.shape[1]] > 0).bool()
-    found = nearest(keys[:, None], centroids, columns)  # (G, 1)
-    index = found[..., None].expand(-1, -1, keys.shape[1])
-    distances = (centroids.gather(1, index)[:, 0] - keys).square().sum(-1)
-    return list(zip(found[:, 0].tolist(), distances.tolist(), strict=True))
-
-
-def _join(
-    retriever: ClusterRetriever, head: int, cluster: int, key: Tensor, entry: Tensor, squared_distance: float
-) -> None:
-    """Append an entry (E,) with its key (D,) to a cluster whose centroid is at this squared distance."""
-    table, centroids = retriever.table, retriever.shared.centroids
-    variance = table.variance_with(head, cluster, squared_distance)
-    retriever.store.append(retriever.layer, head, cluster, entry)
-    centroid = centroids.get(retriever.layer)[head, cluster]
-    size = int(table.sizes[head, cluster])
-    table.variances[head, cluster] = variance
-    centroids.put(retriever.layer, head, cluster, centroid + (key - centroid) / size)

@@ -1,4 +1,4 @@
-"""Centroids of all clusters: on disk, with one layer's at a time in memory (DynaKV §6.1), or all in memory.
+"""Centroids of all clusters: on disk, with one layer's at a time in memory (DynaKV §6.1).
 
 A layer's centroids are read when its attention begins and released when it is done. Changed rows are held back until
 there are several, then written with their pages. On disk and in memory they are (C, G, D) float32, so that a layer is one
@@ -41,12 +41,11 @@ class _LayerCentroids:
 
 
 class Centroids:
-    """Centroids of all layers for G heads of width D, in a file of their own. Without `paged`, none leave memory."""
+    """Centroids of all layers for G heads of width D, in a file of their own."""
 
-    def __init__(self, layers: int, heads: int, width: int, file: PageFile, *, paged: bool) -> None:
+    def __init__(self, layers: int, heads: int, width: int, file: PageFile) -> None:
         self._heads, self._width = heads, width
         self._file = file
-        self._paged = paged
         self._layers = [_LayerCentroids() for _ in range(layers)]
         self._end_page = 0
 
@@ -135,9 +134,8 @@ class Centroids:
         self.get(layer)  # reads must be done before their memory is released
         if own.changed and (write or len(own.changed) > _UNWRITTEN_COLUMNS * self._heads):
             self._write(own)
-        if self._paged:
-            own.memory = own.buffer = None
-            own.ready = False
+        own.memory = own.buffer = None
+        own.ready = False
 
     def state(self) -> list[list[int]]:
         """Return each layer's place on disk, for `restore`; all rows must be written."""

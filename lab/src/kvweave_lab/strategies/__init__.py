@@ -1,0 +1,13 @@
+"""Decoding strategies that kvweave's own is compared with, registered as entry points in `kvweave.strategies`."""
+
+from typing import Final
+
+DENSE: Final = "dense"
+CLUSTERED: Final = ("dynakv", "static", "local")
+"""Strategies that form clusters, kvweave's first."""
+
+STRATEGIES: Final = (*CLUSTERED, "entries", "window", DENSE)
+"""What evaluations and benchmarks compare, kvweave's first; ablations of that one are in `ablations.py`."""
+
+MEMORY_SHARE: Final = 0.3
+"""Default memory limit of measurements, as a share of the size of all KV."""

@@ -1,0 +1,69 @@
+"""kvweave's own strategy with one technique switched off, so that its benefit can be measured."""
+
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from kvweave.decode.clusters.adaptive import AdaptiveClusters
+from kvweave.decode.disk.centroids import Centroids
+from kvweave.decode.retriever import TokenBudget
+from kvweave.decode.shared_state import Strategy
+from kvweave.decode.store.page_cache import ClusterUsage, EvictionScores
+from kvweave_lab.strategies.packed import PackedRegions, PackedStore
+
+
+class ImmediateSplits(AdaptiveClusters):
+    """A cluster that grows too wide is read and split at once; no entry is buffered for it."""
+
+    def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
+        """As if there were no room in the buffer."""
+        super().insert(keys, entries, replace(budget, buffer=0))
+
+
+class OrderMade(AdaptiveClusters):
+    """A prompt's clusters are written one after another, not those together that are retrieved together."""
+
+    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
+        """As without queries."""
+        super().fill(keys, values, None)
+
+
+class NoPrefetch(AdaptiveClusters):
+    """No clusters are read before their layer attends."""
+
+    def prefetch(self) -> None:
+        """Read nothing."""
+
+
+class ResidentCentroids(Centroids):
+    """Centroids of all layers stay in memory."""
+
+    def release(self, layer: int, *, write: bool = False) -> None:
+        """Write changed rows as without this, and keep the memory."""
+        own = self._layers[layer]
+        memory, buffer = own.memory, own.buffer
+        super().release(layer, write=write)
+        if memory is not None:
+            own.memory, own.buffer, own.ready = memory, buffer, True
+
+
+def lru_scores(usage: ClusterUsage) -> EvictionScores:
+    """Least recently used first."""
+    return (usage.now - usage.used_at).astype(np.float64)
+
+
+def lfu_scores(usage: ClusterUsage) -> EvictionScores:
+    """Least frequently used first; among equals, least recently used first."""
+    age = (usage.now - usage.used_at).astype(np.float64)
+    scores: EvictionScores = age / (age.max(initial=0) + 1) - usage.uses
+    return scores
+
+
+IMMEDIATE_SPLIT = Strategy(ImmediateSplits)
+MADE_ORDER = Strategy(OrderMade)
+PACKED = Strategy(AdaptiveClusters, layout=PackedRegions, store=PackedStore)
+NO_PREFETCH = Strategy(NoPrefetch)
+LRU = Strategy(AdaptiveClusters, eviction=lru_scores)
+LFU = Strategy(AdaptiveClusters, eviction=lfu_scores)
+RESIDENT_CENTROIDS = Strategy(AdaptiveClusters, centroids=ResidentCentroids)

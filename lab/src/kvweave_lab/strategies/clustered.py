@@ -1,0 +1,51 @@
+"""Strategies with other clusters than kvweave's, which differ in how new entries join them."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvweave.decode.clusters.retrieval import ClusterRetriever
+from kvweave.decode.retriever import TokenBudget
+from kvweave.decode.shared_state import Strategy
+from kvweave.ops.kmeans import k_means
+
+UNGROUPED = -1
+"""Owner of buffered entries that belong to no cluster yet."""
+
+
+class StaticClusters(ClusterRetriever):
+    """Clusters that are never split: a new entry joins the nearest one, whose centroid and variance follow."""
+
+    def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
+        """Append one entry per head."""
+        for head, (cluster, distance) in enumerate(self.nearest_clusters(keys)):
+            self.join_cluster(head, cluster, keys[head], entries[head], distance)
+
+
+class LocalClusters(ClusterRetriever):
+    """Clusters that never change: each window of new entries is clustered by itself."""
+
+    window_entries: ClassVar[int] = 128
+    """How many new entries are collected before they are clustered; fewer where the budget is small."""
+
+    def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
+        """Buffer one entry per head, and cluster the buffer when it is full."""
+        for head in range(keys.shape[0]):
+            self.buffer_entry(head, UNGROUPED, entries[head])
+        clusters = self.shared.settings.clusters
+        free = budget.total - self.shared.settings.sinks - budget.window
+        if self.buffer.count[0] >= max(1, min(self.window_entries, free // 2)):
+            self._cluster_buffer(clusters.mean_entries)
+
+    def _cluster_buffer(self, mean_entries: int) -> None:
+        entries = torch.stack([self.buffer.pop(head, UNGROUPED) for head in range(self.table.heads)])
+        keys = self.store.entry_format.decode(entries)[0].float()  # (G, n, D)
+        assigned = k_means(keys, -(-keys.shape[1] // mean_entries))
+        for head in range(self.table.heads):
+            for own in self._clusters(keys[head], assigned[head]):
+                self.create_cluster(head, keys[head, own], entries[head, own])
+
+
+STATIC = Strategy(StaticClusters)
+LOCAL = Strategy(LocalClusters)

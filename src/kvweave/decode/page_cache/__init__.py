@@ -1,1 +1,0 @@
-"""Clusters held in memory: frames, which clusters they hold, and which are evicted."""
