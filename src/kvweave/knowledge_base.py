@@ -322,7 +322,7 @@ class KnowledgeBase:
     def send(self, conversation: "Conversation", question: str, *, top_k: int | None = None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn, piece by piece, from new chunks and all said before.
 
-        A question that stands alone is answered from the answer cache if that has it. Raises EmptyKnowledgeBase and
+        The first question is answered from the answer cache if that has an answer. Raises EmptyKnowledgeBase and
         InvalidRequest, and as `Conversation.send`.
         """
         with self._requests.start():

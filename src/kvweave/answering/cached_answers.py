@@ -160,7 +160,7 @@ class CachedAnswers:
     ) -> int:
         """Check every answer that newer documents may have made invalid; return how many are.
 
-        Those are dropped and their questions queued. Safe to interrupt: each verdict is stored at once. `between` is
+        Those are dropped and their questions queued. Safe to interrupt: each result is stored at once. `between` is
         called before each check.
         """
         unseen = list(self.unchecked())
@@ -173,7 +173,7 @@ class CachedAnswers:
         return invalid
 
     def _is_valid(self, found: CachedAnswer) -> bool:
-        """Return whether the answer's evidence is what its question would be answered from, and store the verdict."""
+        """Return whether a new search finds the answer's evidence and no other, and store the result."""
         epoch = self.answers.epoch
         if found.epoch == epoch:
             return True
