@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from kvweave.errors import InvalidRequest, MissingExtra, TierUnavailable
+from kvweave.errors import InvalidRequest, TierUnavailable
+from kvweave.extras import require
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.tiers.tier import Blob
 
@@ -108,12 +109,11 @@ class RedisTier:
 
 
 def _client(url: str) -> "Redis":
-    try:
-        from redis import Redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-    except ImportError as error:
-        raise MissingExtra("a shared tier on Redis needs an extra: pip install 'kvweave[redis]'") from error
+    require("redis", "a shared tier on Redis", "redis")
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     try:
         return Redis.from_url(
             url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
