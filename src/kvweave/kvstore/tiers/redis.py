@@ -59,7 +59,7 @@ class RedisTier:
     def put(self, key: str, data: Blob) -> None:
         """Store the entry and its key in one transaction."""
         with self._translated_errors(), self._client.pipeline(transaction=True) as pipe:
-            pipe.set(self._prefix + key, data)
+            pipe.set(self._prefix + key, memoryview(data))
             pipe.sadd(self._index, key)
             pipe.execute()
 
