@@ -4,7 +4,8 @@
 PYTHON ?= python3
 
 BIN     := .venv/bin
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+PIP     := -m pip install -qq --disable-pip-version-check --constraint
+INSTALL := $(BIN)/python $(PIP) constraints.txt
 READY   := .venv/.installed
 INTEGRATIONS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
 TORCH   := $(shell grep '^torch==' constraints.txt)
@@ -14,12 +15,14 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode on disk every process that the tests start compiles kvweave again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test questions real lint style docs reference auxiliary longer env clean
+.PHONY: help demo test coverage lowest questions real lint style docs reference auxiliary longer env clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    index the sample documents and answer questions about them, cold and warm"
 	@echo "make test    lint, types, import contracts and the whole test suite"
+	@echo "make coverage   the test suite alone, and the share of lines that it runs"
+	@echo "make lowest  the tests of what uses libraries most, with the lowest versions that pyproject.toml allows"
 	@echo "make real    prepare a real pretrained model (Gemma 3 270M, Gemma Terms of Use) that tests then use too"
 	@echo "make lint    the same without the test suite"
 	@echo "make questions   read and compare 100,000 generated strings as questions: none may fail (make questions STRINGS=… SEED=…)"
@@ -44,6 +47,29 @@ test: style
 	wait $$types || failed=1; echo; cat $$said; \
 	if [ -n "$$failed" ]; then kill -INT $$tests; wait $$tests; exit 1; fi; \
 	wait $$tests
+
+# Processes that the tests start are measured too, which makes everything slower: not part of `make test`.
+coverage: $(READY)
+	@$(BIN)/coverage erase
+	@OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
+# In an environment of its own, for the lowest Python. Tools are those of constraints.txt: they are not what is tested.
+LOWEST       := .venv-lowest
+LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis 'moto[s3]' flask flask-cors fpdf2 python-docx
+LOWEST_TESTS := $(addprefix tests/,models recipes kvstore decode ops embedding index documents knowledge_base)
+
+lowest: $(LOWEST)/.installed
+	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses auto --dist loadfile $(wildcard $(LOWEST_TESTS))
+
+$(LOWEST)/.installed: pyproject.toml lab/pyproject.toml constraints-lowest.txt
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@echo "== installing the lowest versions"
+	@$(LOWEST)/bin/python $(PIP) constraints-lowest.txt $(TORCH)
+	@$(LOWEST)/bin/python $(PIP) constraints-lowest.txt --editable '.[all]' $(LOWEST_TOOLS)
+	@$(LOWEST)/bin/python $(PIP) constraints-lowest.txt --no-deps --editable ./lab
+	@touch $@
 
 # The same test as in the suite, with many more strings.
 STRINGS ?= 100000
@@ -110,5 +136,5 @@ $(READY): pyproject.toml lab/pyproject.toml $(INTEGRATIONS:%=%/pyproject.toml) c
 	@touch $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

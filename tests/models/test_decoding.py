@@ -32,10 +32,11 @@ def plain_generation(family: str, ids: list[int], count: int) -> list[int]:
 
 @cache
 def _plain_generation(family: str, ids: tuple[int, ...], count: int) -> list[int]:
-    """A model whose frequencies change as it runs is made anew."""
+    """A model whose frequencies change as it runs is made anew. Before 5.20, transformers lost phi3-longrope's KV there."""
     given = torch.tensor([ids])
     model = stock(tiny_model(family)) if family in CHANGING else plain(family)
-    out = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=count, **SETTINGS)
+    settings = {**SETTINGS, "max_new_tokens": count, "use_cache": family != "phi3-longrope"}
+    out = model.generate(given, attention_mask=torch.ones_like(given), **settings)
     return out[0, len(ids) :].tolist()
 
 

@@ -1,5 +1,6 @@
 """The families that the tables name, each built tiny: what the tables say of it is what happens."""
 
+import re
 import warnings
 
 import pytest
@@ -45,5 +46,5 @@ def test_a_family_whose_state_cannot_be_stored_is_refused_in_one_line_with_the_r
     with pytest.raises(UnsupportedModel) as refused:
         adapt(quiet_model(kind), tiny_tokenizer(), kind)
     assert reasons(UNUSABLE)[kind] in str(refused.value)
-    assert REFUSED[TINY[kind]][2] in str(refused.value)  # why KV cannot be placed in it either
+    assert re.search(REFUSED[TINY[kind]][2], str(refused.value))  # why KV cannot be placed in it either
     assert "\n" not in str(refused.value)

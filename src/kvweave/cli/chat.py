@@ -70,7 +70,6 @@ class _Talk:
             self._open(new=new)
 
     def send(self, question: str) -> Iterator[str]:
-        """Yield the answer to the next turn."""
         from kvweave.errors import ServerRefused, ServerUnavailable
 
         client, begun = self._server.client, False

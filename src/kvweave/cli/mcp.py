@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.extras import require
 
 if TYPE_CHECKING:
     from kvweave.knowledge_base import KnowledgeBase
@@ -48,15 +49,11 @@ def mcp(
 
     A running server of the same home is used if there is one. Standard output carries the protocol alone.
     """
-    from kvweave.errors import MissingExtra
+    require("mcp", "the MCP server", "mcp")
     from kvweave.server.mcp.sources import HomeSource
+    from kvweave.server.mcp.tools import mcp_server
+    from kvweave.server.mcp.transports import prints_to_stderr, serve_http, serve_stdio
     from kvweave.server_config import split
-
-    try:
-        from kvweave.server.mcp.tools import mcp_server
-        from kvweave.server.mcp.transports import prints_to_stderr, serve_http, serve_stdio
-    except ImportError as error:
-        raise MissingExtra("the MCP server needs an extra: pip install 'kvweave[mcp]'") from error
 
     def open_kb(kb: str) -> "KnowledgeBase":
         opt.quiet_libraries()

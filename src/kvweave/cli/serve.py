@@ -9,6 +9,7 @@ import typer
 
 from kvweave.cli import options as opt
 from kvweave.config import Config, environment_variable
+from kvweave.extras import require
 from kvweave.server_config import meanings
 
 _SIZES = "_bytes"
@@ -77,12 +78,8 @@ def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
     """Serve questions over HTTP, with OpenAI's API, a page at / and metrics. Ends on SIGTERM or Ctrl-C."""
     config = options.config(**_given(settings), top_k=options.top_k)
     opt.quiet_libraries()
-    try:
-        from kvweave.server.process.lifecycle import serve as run
-    except ImportError as error:
-        from kvweave.errors import MissingExtra
-
-        raise MissingExtra("`kvweave serve` needs the extra: pip install 'kvweave[serve]'") from error
+    require("serve", "`kvweave serve`", "fastapi", "uvicorn", "prometheus_client", "python_multipart")
+    from kvweave.server.process.lifecycle import serve as run
     from kvweave.state.knowledge_base_state import existing_kbs, kb_folder
     from kvweave.state.recorded_models import with_recorded_models
 

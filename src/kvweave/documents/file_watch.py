@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final, Protocol
 
-from kvweave.errors import InvalidRequest, MissingExtra
+from kvweave.errors import InvalidRequest
+from kvweave.extras import require
 from kvweave.results import AddReport
 from kvweave.state.knowledge_base_state import Progress, existing_paths, no_progress
 
@@ -47,10 +48,9 @@ def follow(
         PathNotFound: a folder does not exist.
         MissingExtra: the extra `watch` is not installed.
     """
-    try:
-        from watchfiles import watch
-    except ImportError as error:
-        raise MissingExtra("following changes needs the extra: pip install 'kvweave[watch]'") from error
+    require("watch", "following changes", "watchfiles")
+    from watchfiles import watch
+
     roots = existing_paths(folders)
     for root in roots:
         if not root.is_dir():

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvweave.errors import InvalidRequest, MissingExtra
+from kvweave.errors import InvalidRequest
+from kvweave.extras import require
 from kvweave.models.precision import WeightBits
 from kvweave.ops.quantised_linear import (
     GROUP,
@@ -178,12 +179,9 @@ def weight_bits(model: nn.Module) -> WeightBits:
 
 
 def _quantise_on_gpu(model: PreTrainedModel, bits: WeightBits) -> None:
-    try:
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-    except ImportError as error:
-        raise MissingExtra(
-            f"weights in {bits} on a GPU need torchao; pip install 'kvweave[gpu-weights]', or leave --weights out"
-        ) from error
+    require("gpu-weights", f"packing weights in {bits} on a GPU", "torchao")
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
     if bits == "int4":
         model.to(torch.bfloat16)  # the one dtype that its kernel multiplies in
     chosen = [module for module in model.modules() if _packs_on_gpu(module, model, bits)]

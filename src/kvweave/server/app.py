@@ -94,7 +94,6 @@ class _PageFiles(StaticFiles):
 
 
 def _mount_page(app: FastAPI) -> None:
-    """Serve the page of this package."""
     app.mount("/static", _PageFiles(directory=_PAGE), name="static")
 
     @app.get("/", include_in_schema=False)

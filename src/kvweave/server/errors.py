@@ -57,7 +57,6 @@ class ApiError(HTTPException):
         self.message, self.code, self.param = message, code, param
 
     def response(self) -> JSONResponse:
-        """Return the answer to send."""
         body = error_body(self.status_code, self.message, self.code, self.param)
         return JSONResponse(body, self.status_code, self.headers)
 

@@ -49,7 +49,6 @@ class ObservedRequest:
         self._metrics, self._began_s, self._last_s = metrics, arrived_s, 0.0
 
     def event(self, event: Any) -> None:
-        """Count what an event tells."""
         if isinstance(event, Piece):
             now = perf_counter()
             if self._last_s:
@@ -160,7 +159,6 @@ class Metrics:
             raise
 
     def finished(self, of: Finished, seconds: float) -> None:
-        """Count a whole answer."""
         answer = of.answer
         self.latency_s.observe(seconds)
         self.succeeded.labels(finished_reason=answer.finish_reason).inc()
@@ -211,7 +209,6 @@ class _PassCounters(Collector):
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a counter for each of them."""
         stats = self._stats()
         yield CounterMetricFamily("kvweave:passes", "Calls of the model.", stats.passes)
         yield CounterMetricFamily("kvweave:pass_rows", "Rows of these calls.", stats.rows)
@@ -226,7 +223,6 @@ class _Aliases(Collector):
         self._registry, self._model = registry, model
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics renamed."""
         for metric in self._registry.collect():
             name = metric.name.partition(":")[2]
             if name in VLLM:

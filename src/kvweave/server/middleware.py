@@ -36,7 +36,6 @@ class KnowledgeBasePaths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         if scope["type"] == "http" and (found := _PATH.fullmatch(scope["path"])):
             rest = found["rest"]
             scope = {**scope, "path": rest, "raw_path": rest.encode(), "kvweave.kb": found["name"]}
@@ -57,7 +56,6 @@ class RequestLog:
         self._app, self._services = app, services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -175,7 +173,6 @@ def _key(headers: Headers) -> str | None:
 
 
 def _name(host: str) -> str:
-    """The host without its port."""
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
@@ -192,7 +189,6 @@ class Readiness:
         self._app, self._services = app, services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         reason = None if scope["type"] != "http" or _needs_no_model(scope["path"]) else self._reason()
         if reason is None:
             await self._app(scope, receive, send)

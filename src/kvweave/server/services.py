@@ -67,7 +67,6 @@ class History:
         self._past: OrderedDict[tuple[str | None, str], deque[Past]] = OrderedDict()
 
     def add(self, tenant: str | None, kb: str, finished: Finished) -> None:
-        """Remember an answer."""
         timing = finished.answer.timing
         past = Past(
             time(),
@@ -125,7 +124,6 @@ class Services:
         return any(queue.running or queue.waiting for queue in (self.questions, self.uploads))
 
     def cancel_all(self) -> None:
-        """Ask all running requests to end."""
         for queue in (self.questions, self.uploads):
             queue.cancel_all()
 
@@ -137,12 +135,10 @@ class Services:
 
     @property
     def model_name(self) -> str:
-        """Name of the model that answers."""
         return self.serving.resident.model.fingerprint.name
 
     @property
     def embedding_name(self) -> str:
-        """Name of the model that embeds."""
         return self.serving.resident.encoder.name
 
 

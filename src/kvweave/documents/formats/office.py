@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
 from kvweave.documents.html import read_html
-from kvweave.errors import MissingExtra, UnreadableDocument
+from kvweave.errors import UnreadableDocument
+from kvweave.extras import require
 
 MAX_UNPACKED_BYTES: Final = 2**30
 _OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -190,8 +191,5 @@ def check_container(data: bytes, kind: str) -> None:
 
 
 def _library(name: str, kind: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = {"pptx": "python-pptx"}.get(name, name)
-        raise MissingExtra(f"reading .{kind} needs {package}: pip install 'kvweave[documents]'") from error
+    require("documents", f"reading .{kind}", name)
+    return import_module(name)

@@ -6,7 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
-from kvweave.errors import MissingExtra, UnreadableDocument
+from kvweave.errors import UnreadableDocument
+from kvweave.extras import require
 
 LOCKED = "PDF is password-protected (encrypted); save a copy without a password"
 
@@ -93,11 +94,10 @@ def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
 
 
 def _import_pypdf() -> ModuleType:
-    try:
-        import pypdf  # optional, so not at the top
-        import pypdf.errors
-    except ImportError as error:
-        raise MissingExtra("reading PDF needs pypdf: pip install 'kvweave[pdf]'") from error
+    require("pdf", "reading PDF", "pypdf")
+    import pypdf  # optional, so not at the top
+    import pypdf.errors
+
     # Warnings about sloppy files are not for the user; real damage is raised. The level is set once, by the first thread,
     # and not at all if the application has chosen one.
     logger = logging.getLogger("pypdf")

@@ -13,7 +13,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from kvweave.errors import InvalidRequest, MissingExtra, TierUnavailable
+from kvweave.errors import InvalidRequest, TierUnavailable
+from kvweave.extras import require
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.tiers.tier import Blob
 
@@ -166,13 +167,10 @@ class ObjectTier:
 
 
 def _open(url: str) -> "ObjectStore":
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-    except ImportError as error:
-        raise MissingExtra(
-            "a shared tier on an object store needs an extra: pip install 'kvweave[s3]'"
-        ) from error
+    require("s3", "a shared tier on an object store", "obstore")
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
     options: dict[str, Any] = {
         # The endpoint's address, which users set on purpose, says whether to encrypt.
         "client_options": {"connect_timeout": CONNECT_WITHIN, "timeout": ANSWER_WITHIN, "allow_http": True},

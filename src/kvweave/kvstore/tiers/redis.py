@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from kvweave.errors import InvalidRequest, MissingExtra, TierUnavailable
+from kvweave.errors import InvalidRequest, TierUnavailable
+from kvweave.extras import require
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.tiers.tier import Blob
 
@@ -58,7 +59,7 @@ class RedisTier:
     def put(self, key: str, data: Blob) -> None:
         """Store the entry and its key in one transaction."""
         with self._translated_errors(), self._client.pipeline(transaction=True) as pipe:
-            pipe.set(self._prefix + key, data)
+            pipe.set(self._prefix + key, memoryview(data))
             pipe.sadd(self._index, key)
             pipe.execute()
 
@@ -108,12 +109,11 @@ class RedisTier:
 
 
 def _client(url: str) -> "Redis":
-    try:
-        from redis import Redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-    except ImportError as error:
-        raise MissingExtra("a shared tier on Redis needs an extra: pip install 'kvweave[redis]'") from error
+    require("redis", "a shared tier on Redis", "redis")
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     try:
         return Redis.from_url(
             url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,

@@ -66,7 +66,6 @@ class TurnStream:
         self._pieces: list[str] = []
 
     def event(self, piece: str) -> Iterator[bytes]:
-        """Yield a piece."""
         self._pieces.append(piece)
         yield sse({"text": piece}, "piece")
 
@@ -75,7 +74,6 @@ class TurnStream:
         yield sse({"answer": "".join(self._pieces)}, "done")
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the error."""
         yield error_event(error, "error")
 
 

@@ -215,7 +215,6 @@ class AskStream:
         self._explain = explain
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        """Yield what one event adds."""
         event = of.event
         if isinstance(event, Prefill):
             yield sse(facts(event), "progress")
@@ -230,7 +229,6 @@ class AskStream:
         yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the error."""
         yield error_event(error, "error")
 
 

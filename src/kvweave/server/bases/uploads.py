@@ -223,7 +223,6 @@ class UploadStream:
     """The events `progress`, `done` and `error` of an upload."""
 
     def event(self, event: Any) -> Iterator[bytes]:
-        """Yield what one event adds."""
         if isinstance(event, AddReport):
             yield sse({"report": facts(event)}, "done")
         else:
@@ -235,5 +234,4 @@ class UploadStream:
         yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the error."""
         yield error_event(error, "error")

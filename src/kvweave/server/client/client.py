@@ -77,7 +77,6 @@ class ServerClient:
                 yield data["text"]
 
     def start_over(self, kb: str, conversation: str) -> None:
-        """Empty a conversation."""
         self._call("DELETE", _kb_path(kb, "conversations", conversation))
 
     def events(self, path: str, body: Any) -> Iterator[tuple[str, Any]]:

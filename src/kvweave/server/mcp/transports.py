@@ -77,7 +77,6 @@ class KeyRequired:
         self._app, self._keys = app, Tenants(dict.fromkeys(keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request with a key on."""
         if scope["type"] == "http" and not self._allowed(Headers(scope=scope).get("authorization", "")):
             refusal = JSONResponse(
                 {"error": "no valid API key: send it as `Authorization: Bearer KEY`"},

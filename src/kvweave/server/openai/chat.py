@@ -183,7 +183,6 @@ class ChatStream:
         self._finished: dict[int, Finished] = {}
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        """Yield what one event adds."""
         index, event = of.index, of.event
         if isinstance(event, Prefill):
             if self._fields.return_progress and event.total_tokens:
@@ -207,7 +206,6 @@ class ChatStream:
         yield DONE
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the error."""
         yield error_event(error)
 
     def _last_chunk(self, index: int, finished: Finished) -> Iterator[bytes]:

@@ -118,7 +118,6 @@ class TextStream:
         self._characters: dict[int, int] = {}
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        """Yield what one event adds."""
         index, event = of.index, of.event
         if isinstance(event, Prefill):
             if self._fields.return_progress and event.total_tokens:
@@ -142,7 +141,6 @@ class TextStream:
         yield DONE
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the error."""
         yield error_event(error)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

@@ -243,7 +243,6 @@ class ResponseObject:
         }
 
     def part(self, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the message's text."""
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": _logprobs(tokens)}
 
 
@@ -264,7 +263,6 @@ class ResponseStream:
         self._tokens: list[TokenLogprob] = []
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        """Yield what one event adds."""
         if not self._begun:
             self._begun = True
             for name in ("created", "in_progress"):
@@ -281,7 +279,6 @@ class ResponseStream:
         yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the failed response."""
         found = api_error(error)
         yield self._send("response.failed", response=self._response.failed(found.code, found.message))
 

@@ -69,7 +69,6 @@ class LimitedProtocol(H11Protocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._forget()
         for timer in (self._head_timer, self._write_timer):
             if timer is not None:
@@ -86,7 +85,6 @@ class LimitedProtocol(H11Protocol):
             self._head_timer = None
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         self._forget()
         if not self.transport.is_closing():
             self.used[self] = None
@@ -98,7 +96,6 @@ class LimitedProtocol(H11Protocol):
         self._write_timer = self.loop.call_later(self.timeout_s, self.abort)
 
     def resume_writing(self) -> None:
-        """The client has read enough."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()

@@ -187,7 +187,6 @@ class Gate:
         self.app: ASGI3Application | None = None
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Handle a request."""
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":

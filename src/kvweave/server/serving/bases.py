@@ -62,7 +62,6 @@ class ServedBases:
         shutil.rmtree(self._gone, ignore_errors=True)  # what a deletion left that was interrupted
 
     def names(self) -> list[str]:
-        """Return the names, in order."""
         return sorted(path.parent.name for path in (self._config.home / "kb").glob("*/catalog.sqlite"))
 
     def summaries(self) -> list[KBSummary]:
@@ -134,7 +133,6 @@ class ServedBases:
         shutil.rmtree(moved, ignore_errors=True)
 
     def stores(self) -> list[ChunkStore]:
-        """Return the stores of the open knowledge bases."""
         with self._changed:
             served = [each for each in self._open.values() if not each.closing.is_set()]
         return [each.base.store for each in served]

@@ -123,7 +123,6 @@ class PlainPrompt(Asked):
     request: CompletionRequest
 
     def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
-        """Render it in blocks."""
         template, request = self.model.template, self.request
         if request.text is not None:
             prompt = text_in_blocks(template, request.text)
