@@ -185,7 +185,7 @@ def test_earlier_turns_stand_behind_the_documents(serve):
 def test_a_knowledge_base_answers_as_it_does_alone(serve, tmp_path):
     serving = serve()
     tenant = serving.tenant(None)
-    add(tenant.create("notes"), tmp_path)
+    add(tenant.bases.create("notes"), tmp_path)
     seen = list(
         tenant.complete(
             CompletionRequest(
@@ -208,7 +208,7 @@ def test_a_knowledge_base_answers_as_it_does_alone(serve, tmp_path):
 
 def test_sampled_stopped_and_cut_answers_are_no_cached_answers(serve, tmp_path):
     tenant = serve().tenant(None)
-    add(tenant.create("notes"), tmp_path)
+    add(tenant.bases.create("notes"), tmp_path)
     for given in ({"temperature": 1.0}, {"stop": ("q",)}, {"logprobs": 0}, {"max_new_tokens": 1}):
         complete(tenant, "Where is the river?", kb="notes", generation=tenant.sampling(**given))
     with tenant.bases.using("notes") as base:
@@ -217,7 +217,7 @@ def test_sampled_stopped_and_cut_answers_are_no_cached_answers(serve, tmp_path):
 
 def test_the_tokens_that_a_recipe_rated_have_scores(serve, tmp_path):
     tenant = serve().tenant(None)
-    add(tenant.create("notes"), tmp_path)
+    add(tenant.bases.create("notes"), tmp_path)
     found = complete(tenant, "Where is the river?", kb="notes", recipe="prophetkv", ratio=0.3)
     scored = [token for token in found.explain() if token.score is not None]
     assert {token.origin for token in scored} == {"reused", "recomputed"}
@@ -240,7 +240,7 @@ def test_one_model_serves_all_knowledge_bases(serve, tmp_path):
     serving = serve(Tenants(KEYS))
     for number, key in enumerate(KEYS):
         for name in ("one", "two"):
-            base = serving.tenant(key).create(name)
+            base = serving.tenant(key).bases.create(name)
             add(base, tmp_path, number=10 * number + len(name) + (name == "two"))
             assert base.model is serving.resident.model
             assert base.encoder is serving.resident.encoder
@@ -248,17 +248,17 @@ def test_one_model_serves_all_knowledge_bases(serve, tmp_path):
 
 def test_knowledge_bases_come_and_go(serve, tmp_path):
     tenant = serve().tenant(None)
-    add(tenant.create("notes"), tmp_path)
-    (listed,) = tenant.knowledge_bases()
+    add(tenant.bases.create("notes"), tmp_path)
+    (listed,) = tenant.bases.summaries()
     assert (listed.name, listed.documents) == ("notes", 1)
     assert listed.chunks
     assert listed.bytes
     with pytest.raises(InvalidRequest, match="already"):
-        tenant.create("notes")
+        tenant.bases.create("notes")
     with pytest.raises(InvalidRequest, match="not usable"):
-        tenant.create("../notes")
-    tenant.delete("notes")
-    assert tenant.knowledge_bases() == []
+        tenant.bases.create("../notes")
+    tenant.bases.delete("notes")
+    assert tenant.bases.summaries() == []
     assert not (tmp_path / "home" / "kb" / "notes").exists()
     with pytest.raises(KnowledgeBaseNotFound):
         complete(tenant, "Where is the river?", kb="notes")
@@ -310,7 +310,7 @@ def test_nothing_crosses_between_tenants(serve, tmp_path):
     alice, bob = map(serving.tenant, KEYS)
     documents = (CallerDocument("d", tiny_kb.text(1)),)
     for tenant in (alice, bob):
-        base = tenant.create("notes")
+        base = tenant.bases.create("notes")
         assert base.documents() == []
     with alice.bases.using("notes") as base:
         add(base, tmp_path)
@@ -342,7 +342,7 @@ def in_use(tenant, base=None):
 def test_a_request_that_is_given_up_frees_everything(serve, tmp_path, after, how):
     serving = serve()
     tenant, cancelled = serving.tenant(None), threading.Event()
-    base = tenant.create("notes")
+    base = tenant.bases.create("notes")
     add(base, tmp_path)
     complete(tenant, "Where is the river?", kb="notes", cache="off")
     request = CompletionRequest(
@@ -370,7 +370,7 @@ def test_a_request_that_is_given_up_frees_everything(serve, tmp_path, after, how
 def test_a_request_is_given_up_between_the_passes_of_its_prefill(serve, tmp_path, monkeypatch):
     serving = serve()
     tenant, cancelled = serving.tenant(None), threading.Event()
-    add(tenant.create("notes"), tmp_path)
+    add(tenant.bases.create("notes"), tmp_path)
     model, passes = serving.resident.model, []
     run_partial, compute = model.run_partial, model.compute
     monkeypatch.setattr(model, "run_partial", lambda *a, **k: (run_partial(*a, **k), cancelled.set()))
@@ -438,7 +438,7 @@ def test_threads_at_once_get_the_answers_that_they_get_alone(serve, tmp_path):
     texts = []
     for home, threads in (("alone", 1), ("together", 8)):
         tenant = serve(home=home).tenant(None)
-        base = tenant.create("notes")
+        base = tenant.bases.create("notes")
         for number in range(4):
             (tmp_path / f"{number}.txt").write_text(tiny_kb.text(number))
         base.add(*(tmp_path / f"{number}.txt" for number in range(4)))
@@ -491,7 +491,7 @@ def test_a_request_whose_kv_is_still_loading_delays_no_other(serve, monkeypatch)
 
 def test_adding_removing_and_asking_at_once(serve, tmp_path):
     tenant = serve().tenant(None)
-    base = tenant.create("notes")
+    base = tenant.bases.create("notes")
     for number in range(8):
         (tmp_path / f"{number}.txt").write_text(tiny_kb.text(number))
     base.add(tmp_path / "0.txt")
@@ -521,7 +521,7 @@ def test_adding_removing_and_asking_at_once(serve, tmp_path):
 def test_idle_work_is_done_while_no_request_runs(serve, tmp_path):
     serving = serve(idle=True)
     tenant = serving.tenant(None)
-    base = tenant.create("notes")
+    base = tenant.bases.create("notes")
     names = {thread.name for thread in threading.enumerate()}
     assert "kvweave-idle-notes" in names
     with serving.resident.activity.request():

@@ -53,7 +53,7 @@ class FakeTenant:
         self.config = serving.config
         self.bases = self
 
-    def knowledge_bases(self):
+    def summaries(self):
         return []
 
     def names(self):

@@ -1,4 +1,4 @@
-"""The application: its routes, its page, and in which order a request passes through the middleware."""
+"""The application: its routes, its page, and the order of its middleware."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -42,7 +42,7 @@ ROUTERS: Final = tuple(
 
 
 def create_app(services: Services) -> FastAPI:
-    """Return the application over the parts of a server."""
+    """Return the application that serves with these parts."""
     app = FastAPI(
         title="kvweave", version=__version__, docs_url=None, redoc_url=None, responses=errors.ERRORS
     )
@@ -51,7 +51,7 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(router)
     _mount_page(app)
     errors.install(app)
-    # The last one added is the first that a request passes through.
+    # A request passes through the middleware from the last one added to the first.
     app.add_middleware(BodyLimits, server=services.config.server, is_upload=_is_upload)
     app.add_middleware(Readiness, services=services)
     app.add_middleware(Access, services=services)
@@ -80,14 +80,11 @@ _PAGE_HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # a browser asks whether a file has changed: an update of kvweave shows at once
 }
-"""With these, a browser lets the page run its own files alone."""
+"""With these headers a browser runs the page's own scripts and no others."""
 
 
 class _PageFiles(StaticFiles):
-    """The page's files."""
-
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """Return a file with the page's headers, or that it has not changed."""
         response = super().file_response(*args, **kwargs)
         response.headers.update(_PAGE_HEADERS)
         return response

@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's API gives them, and the status of each error of kvweave."""
+"""Errors in the shape of OpenAI's API, and the HTTP status of each kvweave error."""
 
 import errno
 import logging
@@ -32,17 +32,17 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (errors.MissingExtra, 501, "missing_extra"),
     (errors.KvweaveError, 500, "server_error"),
 )
-"""The first class that an error is an instance of decides."""
+"""Status and code of each class of errors. The first class that matches an error applies."""
 
 BRANCHES: Final = ("<text>", "<list>")
-"""How the checks of a field that takes text or a list name the form it was given in; a caller knows that and never sees it."""
+"""Names that pydantic gives the two forms of a field that takes text or a list. Error messages leave them out."""
 
 RETRY_S: Final = 5
-"""What `Retry-After` says where nothing better is known."""
+"""Seconds in `Retry-After` if the server has no estimate of the wait."""
 
 
 class ApiError(HTTPException):
-    """An answer that is an error; `param` names the field of the request that it is about."""
+    """An error reply. `param` names the request field at fault."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ApiError(HTTPException):
 
 
 class ErrorFields(BaseModel):
-    """What was wrong: in words, by kind, the field of the request that it is about, and a code for programs."""
+    """A message for people, the kind of error, the request field at fault, and a code for programs."""
 
     message: str
     type: str
@@ -77,19 +77,25 @@ class ErrorBody(BaseModel):
 
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is refused."},
-    "5XX": {"model": ErrorBody, "description": "The server cannot answer it, or not now."},
+    "4XX": {"model": ErrorBody, "description": "The server refuses the request."},
+    "5XX": {
+        "model": ErrorBody,
+        "description": "The server cannot answer the request, or cannot answer it now.",
+    },
 }
-"""The errors of all routes, for `/openapi.json`."""
+"""The error replies of all routes, for `/openapi.json`."""
 
 
 def error_body(status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-    """Return an error as the API writes it."""
+    """Return the body of an error reply."""
     return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return what to answer for any error. One that was not raised on purpose is logged, and its text is not shown."""
+    """Return the error reply for any exception.
+
+    An unexpected exception is logged, and the client does not see its text.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -107,7 +113,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Make the app answer errors in the API's shape."""
+    """Make the application answer errors in the API's shape."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     for kind in (errors.KvweaveError, OSError):
@@ -124,7 +130,7 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def invalid(error: RequestValidationError) -> ApiError:
-    """Return the API's error for a request that does not have the right fields: the first one that is wrong."""
+    """Return the error reply that names the first invalid field of a request."""
     found = error.errors()[0]
     unseen = ("body", "query", "path", "header", *BRANCHES)
     place = [str(part) for part in found["loc"] if part not in unseen]
@@ -149,7 +155,7 @@ _MESSAGES: Final = {
     "too_long": "at most {max_length} are possible, not {actual_length}",
     "too_short": "at least {min_length} is needed",
 }
-"""Our words for what pydantic says in its own."""
+"""Messages that replace pydantic's own."""
 
 
 def _type(status: int) -> str:

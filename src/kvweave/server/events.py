@@ -1,4 +1,4 @@
-"""Server-sent events: how a running request becomes a stream of them, with comments while it is silent."""
+"""Server-sent events: streams a running request, and sends comments while it is silent."""
 
 import asyncio
 import json
@@ -20,35 +20,50 @@ _T = TypeVar("_T")
 
 
 class Encoder(Protocol):
-    """Turns the events of a request into bytes of a stream."""
+    """Turns the events of a request into the bytes of a stream."""
 
     def event(self, event: Any) -> Iterator[bytes]:
-        """Yield what one event adds."""
+        """Yield the bytes of one event."""
         ...
 
     def end(self) -> Iterator[bytes]:
-        """Yield what follows the last event."""
+        """Yield the bytes after the last event."""
         ...
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield what ends a stream that has failed."""
+        """Yield the bytes that end a stream after an error."""
         ...
 
 
+class NamedEvents:
+    """The end of an encoder for kvweave's own routes: an error becomes the event `error`."""
+
+    def end(self) -> Iterator[bytes]:
+        """Yield nothing after the last event."""
+        yield from ()
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        """Yield the event `error`."""
+        yield error_event(error, "error")
+
+
 def sse(data: Any, event: str | None = None) -> bytes:
-    """Return one event; `data` is written as JSON."""
+    """Return the bytes of one event, with `data` as JSON."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 def error_event(error: BaseException, event: str | None = None) -> bytes:
-    """Return the event that ends a stream that has failed, as `api_error` answers the error."""
+    """Return the event that ends a stream after an error, with the body of the error reply."""
     found = api_error(error)
     return sse(error_body(found.status_code, found.message, found.code, found.param), event)
 
 
 async def unless_disconnected(receive: Receive, waited_for: Coroutine[Any, Any, _T]) -> _T:
-    """Await a coroutine; cancel it and raise ClientDisconnect once the client has left. The body must have been read."""
+    """Await a coroutine. Cancel it and raise ClientDisconnect if the client leaves.
+
+    The caller must have read the request's body.
+    """
     task, left = asyncio.ensure_future(waited_for), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +77,7 @@ async def unless_disconnected(receive: Receive, waited_for: Coroutine[Any, Any, 
 
 
 async def collect(request: Request, running: Coroutine[Any, Any, RunningRequest]) -> list[Any]:
-    """Return all events of a request that `running` starts; cancel it if the client leaves."""
+    """Start a request, wait for its end and return all its events. Cancel it if the client leaves."""
 
     async def events() -> list[Any]:
         found, work = [], await running
@@ -82,9 +97,9 @@ class EventStream(Response):
 
     Args:
         running: the request.
-        first: events that were taken from it already.
-        encoder: what the stream consists of.
-        ping_s: seconds of silence before a comment is sent.
+        first: events that the caller has already taken from it.
+        encoder: turns the events into bytes.
+        ping_s: seconds of silence before the stream sends a comment.
     """
 
     media_type = "text/event-stream"
@@ -110,7 +125,7 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         async def write(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
-            await asyncio.sleep(0)  # events that are there already must not keep the loop from others
+            await asyncio.sleep(0)  # let other requests run, even if this one has events waiting
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
@@ -141,8 +156,8 @@ async def stream(
 ) -> EventStream:
     """Start a request and return its stream.
 
-    The stream starts once the first events satisfy `until`, or after `ping_s`. An error before that is raised, so that it
-    is answered with its own status. `headers` are made from these events.
+    The stream starts when the first events satisfy `until`, or after `ping_s` seconds. An error before that is raised, so the
+    client gets its status. `headers` computes the response's headers from these events.
     """
 
     async def begun() -> tuple[RunningRequest, list[Any]]:

@@ -1,4 +1,4 @@
-"""Logs with one JSON object per line, which names the request that it is about."""
+"""Logs with one JSON object per line and the id of the request at work."""
 
 import contextvars
 import json
@@ -11,7 +11,7 @@ REQUEST_ID: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar("
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object."""
+    """Formats each record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

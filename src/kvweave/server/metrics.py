@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' format: under our names, and as an option those that vLLM has too under its own."""
+"""Metrics in Prometheus' format under kvweave's names, and optionally under vLLM's where vLLM has the same metric."""
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
@@ -39,11 +39,11 @@ VLLM: Final = (
     "prefix_cache_hits",
     "request_success",
 )
-"""The metrics that mean what vLLM's of the same name mean."""
+"""Metrics with the same name and meaning in vLLM."""
 
 
 class ObservedRequest:
-    """Measures one request from its arrival, the time in the queue included, as vLLM does."""
+    """Measures one request from its arrival. Like vLLM's, the times include the time in the queue."""
 
     def __init__(self, metrics: "Metrics", arrived_s: float) -> None:
         self._metrics, self._began_s, self._last_s = metrics, arrived_s, 0.0
@@ -65,8 +65,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.running = self._gauge("num_requests_running", "Requests that are computed.")
-        self.waiting = self._gauge("num_requests_waiting", "Requests that wait for a place.")
+        self.running = self._gauge("num_requests_running", "Requests being computed.")
+        self.waiting = self._gauge("num_requests_waiting", "Requests waiting in the queue.")
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "Time to the first piece of an answer.", SECONDS
         )
@@ -78,15 +78,17 @@ class Metrics:
             "Mean time per token after the first, of each answer.",
             TOKEN_SECONDS,
         )
-        self.latency_s = self._histogram("e2e_request_latency_seconds", "Time of a whole request.", SECONDS)
+        self.latency_s = self._histogram(
+            "e2e_request_latency_seconds", "Time from a request's arrival to the end of its answer.", SECONDS
+        )
         self.queue_s = self._histogram(
-            "request_queue_time_seconds", "Time that requests waited for a place.", SECONDS
+            "request_queue_time_seconds", "Time that requests waited in the queue.", SECONDS
         )
         self.prefill_s = self._histogram(
             "request_prefill_time_seconds", "Time from a request's start to its first token.", SECONDS
         )
         self.decode_s = self._histogram(
-            "request_decode_time_seconds", "Time of an answer's other tokens.", SECONDS
+            "request_decode_time_seconds", "Time from an answer's first token to its last.", SECONDS
         )
         self.prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of each prompt.", TOKENS)
         self.answer_sizes = self._histogram("request_generation_tokens", "Tokens of each answer.", TOKENS)
@@ -105,7 +107,7 @@ class Metrics:
         self.answer_hits = self._counter("answer_cache_hits", "Questions answered from the answer cache.")
         self.succeeded = self._counter("request_success", "Finished answers by reason.", "finished_reason")
         self.failed = self._counter(
-            "request_failure", "Requests that failed or were given up, by reason.", "reason"
+            "request_failure", "Requests that failed or were cancelled, by reason.", "reason"
         )
         self.tier_bytes = self._gauge("kv_bytes", "Stored KV of the open stores, by tier.", "tier")
         self.evicted = self._counter("kv_evictions", "Entries that stores have evicted from the disk.")
@@ -114,7 +116,7 @@ class Metrics:
         self.http = self._counter("http_requests", "HTTP requests by route and status.", "route", "status")
 
     def watch(self, models: ResidentModels) -> None:
-        """Show what the packed passes of these models do."""
+        """Export the figures of these models' packed passes."""
 
         def stats() -> BatchStats:
             return BatchStats() if models.batcher is None else models.batcher.stats
@@ -137,7 +139,7 @@ class Metrics:
         )
 
     def count_stores(self, stores: Iterable[ChunkStore]) -> None:
-        """Take the sizes and evictions of the open stores; reads their databases."""
+        """Update the sizes and evictions of the open stores from their databases."""
         sizes: Counts[str] = Counts()
         for store in stores:
             sizes.update({tier: totals.bytes for tier, totals in store.stats().by_tier.items()})
@@ -150,7 +152,7 @@ class Metrics:
 
     @contextmanager
     def request(self, arrived_s: float) -> Iterator[ObservedRequest]:
-        """Measure a request that runs in this context and came at `arrived_s` (`time.perf_counter`)."""
+        """Measure a request that arrived at `arrived_s` (`time.perf_counter`) and runs inside this context."""
         self.queue_s.observe(perf_counter() - arrived_s)
         try:
             yield ObservedRequest(self, arrived_s)
@@ -184,7 +186,10 @@ class Metrics:
             self.per_token_s.observe(answer.timing.decode_s / (of.completion_tokens - 1))
 
     def text(self, vllm_model: str | None = None) -> bytes:
-        """Return all metrics in Prometheus' format; with the name of a model, also under vLLM's names."""
+        """Return all metrics in Prometheus' format.
+
+        With `vllm_model`, the label `model_name` of vLLM's metrics, they appear under vLLM's names too.
+        """
         found = generate_latest(self.registry)
         if vllm_model is None:
             return found
@@ -203,7 +208,7 @@ class Metrics:
 
 
 class _PassCounters(Collector):
-    """The batcher's own counts."""
+    """Exports the batcher's counts."""
 
     def __init__(self, stats: Callable[[], BatchStats]) -> None:
         self._stats = stats
@@ -217,7 +222,7 @@ class _PassCounters(Collector):
 
 
 class _Aliases(Collector):
-    """The metrics that vLLM has too, under its names and with its label `model_name`."""
+    """Exports the metrics that vLLM has too, under its names and with its label `model_name`."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._registry, self._model = registry, model

@@ -1,7 +1,7 @@
-"""What every request passes through before it reaches a route, from the outside in.
+"""The middleware that every request passes through before it reaches a route, in this order.
 
-Clients' paths of one knowledge base are rewritten; a request gets its id and its line in the log; its key, its origin and its
-host are checked; without a model most are refused; and its body is limited.
+It rewrites the paths of a knowledge base's own API, gives the request an id and a line in the log, checks its key, origin and
+host, refuses most requests until the model is loaded, and limits the body.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,7 +30,10 @@ _PATH: Final = re.compile(
 
 
 class KnowledgeBasePaths:
-    """ASGI middleware: rewrites the path of a knowledge base's own API, for clients that take a URL and send no fields of ours."""
+    """ASGI middleware: rewrites the path of a knowledge base's own API.
+
+    It serves clients that take a URL but cannot send the field `kb`.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,7 +53,7 @@ ID_HEADER: Final = "X-Request-Id"
 
 
 class RequestLog:
-    """ASGI middleware: gives a request its id, logs and counts it, and answers errors that nothing else has answered."""
+    """ASGI middleware: gives a request its id, logs and counts it, and answers errors that no handler has answered."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -95,17 +98,17 @@ class RequestLog:
         _LOG.info("request", extra={"fields": fields})
 
 
-# Who may use the server: keys and tenants, the origins of web pages, the names a browser may call the server by
+# Access: keys and tenants, the origins of web pages, and the host names that browsers may use
 
 OPEN: Final = ("/", "/health", "/favicon.ico")
-"""Paths that need no key, beside the page's files: nothing of a knowledge base is in them."""
+"""Paths that need no key, beside the page's files. They show nothing of a knowledge base."""
 STATIC: Final = "/static/"
 OPERATOR: Final = ("/metrics", "/v1/settings")
-"""Paths that show what concerns all tenants."""
+"""Paths that show data of all tenants."""
 
 
 class Access:
-    """ASGI middleware: finds whose a request is, before its body is read."""
+    """ASGI middleware: finds the tenant of a request, or refuses it, before its body is read."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -113,7 +116,7 @@ class Access:
         self._names = {*LOOPBACK, services.config.server.host, "[::1]"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with its tenant in the state, or refuse it."""
+        """Pass a request on with its tenant in the state, or refuse it."""
         if scope["type"] == "http":
             try:
                 self._check(scope, Headers(scope=scope))
@@ -133,16 +136,22 @@ class Access:
         except Unauthorized:
             raise unauthorized(key) from None
         if path in OPERATOR and self._services.keyed and found.name is not None:
-            raise ApiError(403, f"{path} is about all tenants; it needs a key of --api-key", code="forbidden")
+            raise ApiError(
+                403, f"{path} shows data of all tenants; send a key of --api-key", code="forbidden"
+            )
 
     def _check_page(self, method: str, headers: Headers) -> None:
-        """Refuse what a web page of another origin sends through a user's browser."""
+        """Refuse requests that a web page of another origin sends through a user's browser."""
         host = headers.get("host", "")
         if not self._services.keyed and _name(host) not in self._names:
-            # A page whose name was pointed at this machine (DNS rebinding) sends its own name here.
+            # With DNS rebinding, a page's own name points at this machine, and the browser sends that name as the host.
             raise ApiError(403, f"this server has no key and is not called {host!r}", code="forbidden")
         origin = headers.get("origin")
-        if origin is None or method in ("GET", "HEAD", "OPTIONS") or allowed(origin, self._origins):
+        if (
+            origin is None
+            or method in ("GET", "HEAD", "OPTIONS")
+            or {"*", origin}.intersection(self._origins)
+        ):
             return
         if origin.partition("://")[2] != host:
             raise ApiError(
@@ -152,13 +161,8 @@ class Access:
             )
 
 
-def allowed(origin: str, origins: Iterable[str]) -> bool:
-    """Whether the settings name an origin."""
-    return any(each in ("*", origin) for each in origins)
-
-
 def unauthorized(key: str | None) -> ApiError:
-    """Return the error for a missing or wrong key, which it does not show."""
+    """Return the error reply for a missing or wrong key, without the key."""
     text = (
         "Incorrect API key provided"
         if key
@@ -176,14 +180,14 @@ def _name(host: str) -> str:
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
-# Before the model is loaded, and at the end
+# Readiness: before the model is loaded, and while the server shuts down
 
 _WITHOUT_MODEL: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
 """Paths that need no model, beside the page's files."""
 
 
 class Readiness:
-    """ASGI middleware: answers 503 before the model is loaded, and once the server is ending."""
+    """ASGI middleware: answers 503 before the model is loaded, and while the server shuts down."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -203,28 +207,28 @@ class Readiness:
 
 
 def _needs_no_model(path: str) -> bool:
-    return path in _WITHOUT_MODEL or path.startswith("/static/")
+    return path in _WITHOUT_MODEL or path.startswith(STATIC)
 
 
-# Limits of a request's body: its size, and how slowly it may come
+# Limits of a request's body: its size and its speed
 
 SLOWEST_BYTES_PER_S: Final = 1000.0
 LINGER_S: Final = 2.0
-"""How long a body that is refused is still read: a client that writes it does not read the answer before."""
+"""Seconds for which the server still reads a body that it refuses: many clients read the reply only after writing the body."""
 
 
 class BodyLimits:
-    """ASGI middleware: ends a request whose body is too large (413) or comes too slowly (408), while it is read.
+    """ASGI middleware: refuses a body that is too large (413) or arrives too slowly (408), while it is read.
 
     Args:
-        is_upload: tells from method and path whether the larger limit holds.
+        is_upload: returns whether a method and path have the larger limit.
     """
 
     def __init__(self, app: ASGIApp, server: ServerConfig, is_upload: Callable[[str, str], bool]) -> None:
         self._app, self._server, self._is_upload = app, server, is_upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with a body that is watched."""
+        """Pass a request on with a body that enforces the limits."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -239,14 +243,13 @@ class BodyLimits:
 
 
 class _Watched:
-    """Receives a body within its limits."""
+    """Receives a body, and raises ApiError when it exceeds its limits."""
 
     def __init__(self, receive: Receive, most_bytes: int, timeout_s: float) -> None:
         self._receive, self._most_bytes, self._timeout_s = receive, most_bytes, timeout_s
         self._bytes, self._more, self._began_s = 0, True, time.monotonic()
 
     async def __call__(self) -> Message:
-        """Return the next message; raises ApiError."""
         if not self._more:
             return await self._receive()
         until_s = self._began_s + self._timeout_s + self._bytes / SLOWEST_BYTES_PER_S
@@ -255,7 +258,7 @@ class _Watched:
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(
-                408, "the request's body came too slowly", code="timeout", headers={"Connection": "close"}
+                408, "the request's body arrived too slowly", code="timeout", headers={"Connection": "close"}
             ) from None
         self._bytes += len(message.get("body", b""))
         self._more = bool(message.get("more_body", False))

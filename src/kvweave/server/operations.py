@@ -6,11 +6,12 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
 from kvweave.config import Config
 from kvweave.facts import facts
 from kvweave.server.errors import RETRY_S, ApiError
-from kvweave.server.services import in_thread, services
+from kvweave.server.services import services
 from kvweave.server_config import meanings
 
 router = APIRouter()
@@ -27,12 +28,12 @@ class Health(BaseModel):
 @router.get(
     "/health",
     responses={
-        200: {"model": Health, "description": "It does."},
-        503: {"model": Health, "description": "It loads the model, or is about to end."},
+        200: {"model": Health, "description": "The server answers questions."},
+        503: {"model": Health, "description": "The server is loading the model or shutting down."},
     },
 )
 async def health(request: Request) -> Response:
-    """Say whether the server answers questions: 503 while it loads the model, or is about to end; no key is needed."""
+    """Report whether the server answers questions. Status 503 while it loads the model or shuts down. Needs no key."""
     parts = services(request)
     status = "draining" if parts.draining else "ok" if parts.serving.ready else "loading"
     if status == "ok":
@@ -45,7 +46,7 @@ async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' format."""
     parts = services(request)
     aliases = parts.config.server.vllm_metrics and parts.serving.ready
-    await in_thread(lambda: parts.metrics.count_stores(parts.serving.stores()))
+    await run_in_threadpool(lambda: parts.metrics.count_stores(parts.serving.stores()))
     text = parts.metrics.text(parts.model_name if aliases else None)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -58,7 +59,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def one_model(request: Request, name: str) -> dict[str, Any]:
-    """Return one of the models."""
+    """Return the model of this name."""
     for model in _models(request):
         if model["id"] == name:
             return model
@@ -91,10 +92,10 @@ def list_settings(config: Config) -> list[dict[str, Any]]:
 
 
 def _of_component(component: Any) -> list[dict[str, Any]]:
-    said = meanings(type(component))
-    return [_setting(each, getattr(component, each.name), said) for each in dataclasses.fields(component)]
+    texts = meanings(type(component))
+    return [_setting(each, getattr(component, each.name), texts) for each in dataclasses.fields(component)]
 
 
-def _setting(field: Any, value: Any, said: dict[str, str]) -> dict[str, Any]:
+def _setting(field: Any, value: Any, texts: dict[str, str]) -> dict[str, Any]:
     shown = "(set)" if field.name in _SECRET and value else facts(value)
-    return {"name": field.name, "default": facts(field.default), "value": shown, "help": said[field.name]}
+    return {"name": field.name, "default": facts(field.default), "value": shown, "help": texts[field.name]}

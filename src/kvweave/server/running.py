@@ -1,4 +1,4 @@
-"""A bounded queue of requests, each computed in a thread of its own, with what it yields handed to the event loop."""
+"""A bounded queue of requests. Each runs in a thread of its own and hands its events to the event loop."""
 
 import asyncio
 import math
@@ -15,14 +15,14 @@ from kvweave.server.errors import RETRY_S, ApiError
 Argument = TypeVar("Argument")
 Emit = Callable[[Any], None]
 Work = Callable[[Emit, threading.Event], None]
-"""Computes a request: calls its first argument with each event, and ends soon after its second argument is set."""
+"""Computes a request: it calls its first argument with each event, and ends soon after its second argument is set."""
 
 _MEMORY: Final = 0.8
-"""Weight of the earlier requests in the average of how long one takes."""
+"""Weight of the earlier requests in the moving average of a request's duration."""
 
 
 class RunningRequest:
-    """A request that runs in a thread. `next` gives its events; `cancel` asks the thread to end."""
+    """A request that runs in a thread. `next` returns its events; `cancel` asks the thread to end."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -33,7 +33,7 @@ class RunningRequest:
     async def next(self, timeout_s: float | None = None) -> Any:
         """Return the next event.
 
-        Raises StopAsyncIteration after the last one, TimeoutError if none comes in time, and what the thread raised.
+        Raises StopAsyncIteration after the last event, TimeoutError if no event comes in time, and any error of the thread.
         """
         if self._ended:
             raise StopAsyncIteration
@@ -46,25 +46,25 @@ class RunningRequest:
         return event
 
     def cancel(self) -> None:
-        """Ask the thread to end; its place in the queue is free once it has."""
+        """Ask the thread to end. When it has, the next request can run."""
         self.cancelled.set()
 
     def run(self, work: Work) -> None:
         """Compute the request in this thread."""
         try:
-            work(lambda event: self._hand_over(event), self.cancelled)
+            work(self._hand_over, self.cancelled)
         except BaseException as error:
             self._hand_over(None, error)
         else:
             self._hand_over(None, ended=True)
 
     def _hand_over(self, event: Any, error: BaseException | None = None, ended: bool = False) -> None:
-        with suppress(RuntimeError):  # the loop has closed: nothing listens any more
+        with suppress(RuntimeError):  # the loop has closed, so nobody waits for the event
             self._loop.call_soon_threadsafe(self._events.put_nowait, (event, error, ended))
 
 
 class RequestQueue:
-    """Runs at most `most_running` requests at once, in the order they come; at most `most_waiting` wait."""
+    """Runs at most `most_running` requests at once, in order of arrival; at most `most_waiting` wait."""
 
     def __init__(self, name: str, most_running: int, most_waiting: int) -> None:
         self.running, self.waiting = 0, 0
@@ -75,7 +75,7 @@ class RequestQueue:
         self._typical_s = 1.0
 
     async def start(self, work: Work) -> RunningRequest:
-        """Wait for a place, then run `work` in a thread; raises ApiError (429) if too many wait already."""
+        """Wait until a thread is free, then run `work` in it. Raises ApiError (429) if too many requests wait."""
         if self._places.locked() and self.waiting >= self._most_waiting:
             raise self._refusal()
         self.waiting += 1
@@ -97,7 +97,7 @@ class RequestQueue:
             request.cancel()
 
     def close(self) -> None:
-        """Wait for the threads, after `cancel_all`."""
+        """Cancel all requests and wait for their threads."""
         self.cancel_all()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -112,7 +112,7 @@ class RequestQueue:
         wait_s = max(1, min(60 * RETRY_S, math.ceil(self._typical_s * ahead / self._most_running)))
         return ApiError(
             429,
-            f"{self.running} requests run and {self.waiting} wait, which is the most this server takes; try again in {wait_s} s",
+            f"{self.running} requests run and {self.waiting} wait, and this server takes no more; try again in {wait_s} s",
             code="rate_limit_exceeded",
             headers={"Retry-After": str(wait_s)},
         )
@@ -121,9 +121,9 @@ class RequestQueue:
 def together(
     call: Callable[[int], None], numbers: Sequence[int], most: int, cancelled: threading.Event
 ) -> None:
-    """Call something for each number, at most `most` of them at once, in threads; return when all are done.
+    """Call `call` with each number in threads, at most `most` at once; return when all calls have ended.
 
-    The first error sets `cancelled`, so that the others end soon, and is raised.
+    At the first error, set `cancelled`, so that the other calls end soon, and raise that error.
     """
     if len(numbers) < 2:
         for number in numbers:
@@ -141,7 +141,7 @@ def together(
 
 
 def and_free(call: Callable[[Argument], None], argument: Argument) -> None:
-    """Call something in a thread of a pool, and free the buffers that would stay with each of these threads."""
+    """Call `call` in a thread of a pool, then free the buffers that the thread would keep."""
     try:
         call(argument)
     finally:

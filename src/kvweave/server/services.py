@@ -1,13 +1,12 @@
-"""What the routes work with, and how they get it from a request."""
+"""The parts of a server that routes use, and how they get them from a request."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 from time import perf_counter, time
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from kvweave.config import Config
@@ -18,12 +17,10 @@ from kvweave.server.running import Emit, RequestQueue, RunningRequest, together
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.server.serving.serving import Serving, Tenant
 
-T = TypeVar("T")
-
 UPLOADS: Final = 2
-"""Uploads that are indexed at once; each of them uses all cores."""
+"""Number of uploads indexed at once. Each uses all cores."""
 CHOICES_AT_ONCE: Final = 4
-"""Answers of one request (`n`) that are generated at once."""
+"""Number of answers of one request (`n`) generated at once."""
 _PAST_QUESTIONS: Final = 500
 _PAST_BASES: Final = 1000
 
@@ -40,7 +37,7 @@ class ChoiceEvent:
 
 
 def cache_used(event: Any) -> CacheUsed | None:
-    """Return what an event tells about where the answer came from; None if nothing yet."""
+    """Return the source of an answer according to one of its events, or None if the event does not show it."""
     if isinstance(event, Finished):
         return event.cache
     if isinstance(event, Prefill) and event.cached_tokens:
@@ -50,7 +47,7 @@ def cache_used(event: Any) -> CacheUsed | None:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """One question: when it was answered (seconds since 1970), and how much of its prompt was not computed."""
+    """One answered question: its time (seconds since 1970) and the tokens of its prompt that came from stored KV."""
 
     at_s: float
     cache: CacheUsed | None
@@ -60,7 +57,7 @@ class Past:
 
 
 class History:
-    """The last questions, by tenant and knowledge base, for its page; kept while the server runs."""
+    """The last questions by tenant and knowledge base, for the page. They are kept while the server runs."""
 
     def __init__(self) -> None:
         self._guard = Lock()
@@ -82,7 +79,7 @@ class History:
                 self._past.popitem(last=False)
 
     def of(self, tenant: str | None, kb: str) -> list[Past]:
-        """Return the last questions of a knowledge base, the oldest first."""
+        """Return the last questions of a knowledge base, oldest first."""
         with self._guard:
             return list(self._past.get((tenant, kb), ()))
 
@@ -92,9 +89,10 @@ class Services:
     """The parts of a running server.
 
     Attributes:
-        questions, uploads: the requests that are computed, and the files that are indexed.
+        questions: the queue of requests to compute.
+        uploads: the queue of uploads to index.
         keyed: whether requests need a key.
-        draining: whether the server is about to end and takes no new requests.
+        draining: whether the server is shutting down and takes no new requests.
     """
 
     config: Config
@@ -128,7 +126,7 @@ class Services:
             queue.cancel_all()
 
     def close(self) -> None:
-        """Cancel the requests that still run, wait for them, and close what they used."""
+        """Cancel the running requests, wait for them, and close the stores and models."""
         for queue in (self.questions, self.uploads):
             queue.close()
         self.serving.close(0.0)
@@ -149,13 +147,13 @@ def services(request: Request) -> Services:
 
 
 def tenant(request: Request) -> Tenant:
-    """Return whose request it is."""
+    """Return the tenant of a request."""
     found: Tenant = request.state.tenant
     return found
 
 
 def cache_use(request: Request) -> AnswerCacheUse:
-    """Return what the request's `Cache-Control` asks for."""
+    """Return the use of the answer cache that a request's `Cache-Control` header asks for."""
     asked = {part.strip().lower() for part in request.headers.get("cache-control", "").split(",")}
     if "no-store" in asked:
         return "off"
@@ -177,17 +175,17 @@ def check_model(request: Request, model: str | None) -> None:
 async def start(
     request: Request, asked: Iterable[CompletionRequest], *, explain: bool = False
 ) -> RunningRequest:
-    """Start the generation of all answers; the events are ChoiceEvents, those of several answers in turn.
+    """Start the generation of all answers. The events are ChoiceEvents; those of different answers may alternate.
 
-    Answers to one prompt share its KV: the first one computes and stores it, and then the others are generated together, at most
-    CHOICES_AT_ONCE at a time. What each answer is does not depend on that.
+    Answers to one prompt share its KV. The first answer computes and stores it; the others are then generated together, at most
+    CHOICES_AT_ONCE at a time. This does not change any answer.
 
-    `explain` makes the explanation of each answer in its thread, so that it costs the event loop nothing.
+    With `explain`, compute the explanation of each answer in its thread, so that the event loop does not wait for it.
     """
     parts, of, wanted = services(request), tenant(request), tuple(_with_kb(request, each) for each in asked)
     if any(each.text is None and all(role == "system" for role, _ in each.messages) for each in wanted):
         raise ApiError(
-            400, "no message is a user's; send one at least", code="invalid_value", param="messages"
+            400, "no message has the role user; send at least one", code="invalid_value", param="messages"
         )
 
     arrived_s = perf_counter()
@@ -216,7 +214,7 @@ async def start(
 
 
 def _with_kb(request: Request, asked: CompletionRequest) -> CompletionRequest:
-    """Return what is asked of the knowledge base in the URL, unless the request says what it is asked of."""
+    """Return the request with the knowledge base of its URL, if the request names neither documents, a text nor `kb`."""
     name = request.scope.get("kvweave.kb")
     if name is None or asked.kb is not None or asked.documents or asked.text is not None:
         return asked
@@ -226,8 +224,3 @@ def _with_kb(request: Request, asked: CompletionRequest) -> CompletionRequest:
 def _explained(finished: Finished) -> Finished:
     tokens = finished.explain()
     return replace(finished, explain=lambda: tokens)
-
-
-async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Call something that waits for the disk, beside the event loop."""
-    return await run_in_threadpool(call, *args)

@@ -10,10 +10,10 @@ UPLOADS_FOLDER: Final = "uploads"
 
 
 def shown(source: str) -> str:
-    """Return a source as clients see it: an uploaded file's name alone."""
+    """Return the source as clients see it: of an uploaded file, only its name."""
     path = Path(source)
     outer = path
-    for parent in path.parents:  # a file inside a file
+    for parent in path.parents:  # an attachment inside a mail
         if content_suffix(parent.name) in MAILS:
             outer = parent
     return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source

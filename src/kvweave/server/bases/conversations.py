@@ -1,4 +1,4 @@
-"""/v1/kb/{name}/conversations: turns of a conversation that is kept by name; and /v1/kb/{name}/search."""
+"""/v1/kb/{name}/conversations: turns of a named conversation; and /v1/kb/{name}/search."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -7,18 +7,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from kvweave.facts import facts
-from kvweave.server.events import collect, error_event, sse, stream
+from kvweave.server.events import NamedEvents, collect, sse, stream
 from kvweave.server.openai.fields import Fields, NonEmpty
 from kvweave.server.running import Emit, RunningRequest
-from kvweave.server.services import in_thread, services, tenant
+from kvweave.server.services import services, tenant
 
 router = APIRouter(prefix="/v1/kb/{name}")
 
 
 class SearchFields(Fields):
-    """What to find passages for."""
+    """The question to find passages for."""
 
     question: NonEmpty
     top_k: int | None = Field(None, ge=1, le=10_000)
@@ -32,7 +33,7 @@ class TurnFields(SearchFields):
 
 @router.post("/search")
 async def search(request: Request, name: str, fields: SearchFields) -> dict[str, Any]:
-    """List the passages that a question would be answered from, best first."""
+    """List the passages that an answer to the question would use, best first."""
     of = tenant(request)
 
     def work(emit: Emit, cancelled: Event) -> None:
@@ -45,7 +46,7 @@ async def search(request: Request, name: str, fields: SearchFields) -> dict[str,
 
 @router.post("/conversations/{conversation}", response_class=JSONResponse)
 async def send(request: Request, name: str, conversation: str, fields: TurnFields) -> Response:
-    """Answer the next turn of a conversation, which begins with it if there is none of this name."""
+    """Answer the next turn of a conversation. The first turn creates it."""
     parts, running = services(request), _start(request, name, conversation, fields)
     if fields.stream:
         return await stream(request, running, TurnStream(), parts.config.server.ping_s)
@@ -54,13 +55,13 @@ async def send(request: Request, name: str, conversation: str, fields: TurnField
 
 @router.delete("/conversations/{conversation}")
 async def delete(request: Request, name: str, conversation: str) -> dict[str, Any]:
-    """Empty a conversation, so that the next turn starts over."""
-    await in_thread(tenant(request).start_over, name, conversation)
+    """Delete the turns of a conversation. The next turn starts over."""
+    await run_in_threadpool(tenant(request).start_over, name, conversation)
     return {"name": conversation, "deleted": True}
 
 
-class TurnStream:
-    """The events `piece`, `done` and `error` of a turn."""
+class TurnStream(NamedEvents):
+    """Encodes a turn as the events `piece`, `done` and `error`."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -70,11 +71,8 @@ class TurnStream:
         yield sse({"text": piece}, "piece")
 
     def end(self) -> Iterator[bytes]:
-        """Yield the whole answer: the turn is stored."""
+        """Yield the event `done` with the complete answer; the turn is stored by then."""
         yield sse({"answer": "".join(self._pieces)}, "done")
-
-    def failed(self, error: BaseException) -> Iterator[bytes]:
-        yield error_event(error, "error")
 
 
 async def _start(request: Request, kb: str, conversation: str, fields: TurnFields) -> RunningRequest:

@@ -1,12 +1,13 @@
-"""/v1/kb: knowledge bases and their documents, questions to them, and what is stored for them."""
+"""/v1/kb: knowledge bases, their documents, their caches, and questions to them."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from kvweave.errors import PathNotFound
 from kvweave.facts import facts
@@ -15,10 +16,10 @@ from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
 from kvweave.server.errors import ApiError
-from kvweave.server.events import collect, error_event, sse, stream
+from kvweave.server.events import NamedEvents, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
-from kvweave.server.services import ChoiceEvent, cache_use, in_thread, services, start, tenant
+from kvweave.server.services import ChoiceEvent, cache_use, services, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.server.sources import UPLOADS_FOLDER, shown
 from kvweave.types import Message
@@ -35,7 +36,7 @@ class NewKnowledgeBase(Fields):
 
 
 class QuestionFields(KvweaveOptions):
-    """A question, and how stored KV is reused for it."""
+    """A question and its options."""
 
     question: NonEmpty
     stream: bool | None = None
@@ -48,7 +49,7 @@ class QuestionFields(KvweaveOptions):
     explain: bool | None = None
 
     def request(self, kb: str, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
-        """Return the engine's request; `defaults` are the settings of generation."""
+        """Return the request to complete; `defaults` are the settings of generation."""
         generation = sampling(
             defaults,
             most=self.max_new_tokens,
@@ -67,7 +68,7 @@ class QuestionFields(KvweaveOptions):
 @router.get("")
 async def list_knowledge_bases(request: Request) -> dict[str, Any]:
     """List the knowledge bases."""
-    return {"data": facts(await in_thread(tenant(request).knowledge_bases))}
+    return {"data": facts(await run_in_threadpool(tenant(request).bases.summaries))}
 
 
 @router.post("", status_code=201)
@@ -77,31 +78,29 @@ async def create(request: Request, fields: NewKnowledgeBase) -> dict[str, Any]:
 
     def make() -> None:
         if fields.name in of.bases.names():
-            raise ApiError(
-                409, f"there is a knowledge base {fields.name!r} already", code="exists", param="name"
-            )
-        of.create(fields.name)
+            raise ApiError(409, f"knowledge base {fields.name!r} exists already", code="exists", param="name")
+        of.bases.create(fields.name)
 
-    await in_thread(make)
+    await run_in_threadpool(make)
     return {"name": fields.name}
 
 
 @router.delete("/{name}")
 async def delete(request: Request, name: str) -> dict[str, Any]:
-    """Delete a knowledge base with all that is stored for it."""
+    """Delete a knowledge base with its documents, KV and answers."""
     of = tenant(request)
 
     def drop() -> None:
-        of.delete(name)
+        of.bases.delete(name)
         shutil.rmtree(of.config.home / UPLOADS_FOLDER / name, ignore_errors=True)
 
-    await in_thread(drop)
+    await run_in_threadpool(drop)
     return {"name": name, "deleted": True}
 
 
 @router.get("/{name}")
 async def describe(request: Request, name: str) -> dict[str, Any]:
-    """List a knowledge base's documents, how far their chunks are prepared, and what recipe `auto` stands for there."""
+    """Return a knowledge base's documents, the progress of its preparation, and the recipe that `auto` selects."""
 
     def described() -> dict[str, Any]:
         with tenant(request).bases.using(name) as base:
@@ -111,27 +110,27 @@ async def describe(request: Request, name: str) -> dict[str, Any]:
             found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
             return {"name": name, **found}
 
-    return await in_thread(described)
+    return await run_in_threadpool(described)
 
 
 @router.delete("/{name}/documents")
 async def remove_document(
     request: Request, name: str, source: Annotated[str, Query(min_length=1)]
 ) -> dict[str, Any]:
-    """Remove a document with all that is stored for it."""
+    """Remove a document with its chunks, KV and answers."""
 
     def remove() -> list[str]:
         with tenant(request).bases.using(name) as base:
             return uploads.remove(base, source)
 
-    return {"removed": await in_thread(remove)}
+    return {"removed": await run_in_threadpool(remove)}
 
 
 @router.get("/{name}/documents")
 async def document(
     request: Request, name: str, source: Annotated[str, Query(min_length=1)]
 ) -> dict[str, Any]:
-    """Return a document's text; the offsets of an answer's sources count its characters, and the page marks a passage by them."""
+    """Return a document's text. The offsets of an answer's sources count its characters."""
 
     def read() -> dict[str, Any]:
         with tenant(request).bases.using(name) as base:
@@ -139,9 +138,9 @@ async def document(
                 if source in (each.source, shown(each.source)):
                     text = base.document_text(each.source)
                     return {"source": shown(each.source), "title": each.title, "text": text}
-        raise PathNotFound(f"no document of knowledge base {name!r} is called {source!r}")
+        raise PathNotFound(f"knowledge base {name!r} has no document {source!r}")
 
-    return await in_thread(read)
+    return await run_in_threadpool(read)
 
 
 @router.post("/{name}/ask", response_class=JSONResponse)
@@ -149,30 +148,26 @@ async def ask(request: Request, name: str, fields: QuestionFields) -> Response:
     """Answer a question from the documents."""
     parts = services(request)
     wanted = fields.request(name, parts.config.generation, cache_use(request))
-    running = start(request, [wanted], explain=bool(fields.explain))
-    if fields.stream:
-        encoder = AskStream(bool(fields.explain))
-        return await stream(
-            request, running, encoder, parts.config.server.ping_s, replies.prompt_known, replies.headers
-        )
-    events = await collect(request, running)
-    body = done(replies.finished(events)[0], explain=bool(fields.explain))
-    return JSONResponse(body, headers=replies.headers(events))
+    explain = bool(fields.explain)
+    encoder = AskStream(explain) if fields.stream else None
+    running = start(request, [wanted], explain=explain)
+    return await replies.reply(
+        request, running, encoder, lambda events: _done(events, explain=explain), replies.prompt_known
+    )
 
 
 @router.post("/{name}/explain", response_class=JSONResponse)
 async def explain(request: Request, name: str, fields: QuestionFields) -> Response:
-    """Answer a question, and list every token of its prompt with the origin of its KV."""
+    """Answer a question, and return every token of its prompt with the origin of its KV."""
     parts = services(request)
     wanted = fields.request(name, parts.config.generation, cache_use(request))
-    events = await collect(request, start(request, [wanted], explain=True))
-    (finished,) = replies.finished(events)
-    return JSONResponse(done(finished, explain=True), headers=replies.headers(events))
+    running = start(request, [wanted], explain=True)
+    return await replies.reply(request, running, None, lambda events: _done(events, explain=True))
 
 
 @router.get("/{name}/caches")
 async def caches(request: Request, name: str) -> dict[str, Any]:
-    """Return sizes by kind and tier, hit rates, and what background work has predicted."""
+    """Return sizes by kind and tier, hit rates, and the questions that background work has predicted."""
     of = tenant(request)
 
     def read() -> dict[str, Any]:
@@ -180,7 +175,7 @@ async def caches(request: Request, name: str) -> dict[str, Any]:
             return _stored(base)
 
     recent = services(request).history.of(of.name, name)
-    return {"name": name, **await in_thread(read), "recent": facts(recent)}
+    return {"name": name, **await run_in_threadpool(read), "recent": facts(recent)}
 
 
 def _listed(document: ListedDocument) -> dict[str, Any]:
@@ -189,8 +184,13 @@ def _listed(document: ListedDocument) -> dict[str, Any]:
     return {"source": shown(document.source), **described, "same_as": same_as}
 
 
+def _done(events: Sequence[ChoiceEvent], *, explain: bool) -> dict[str, Any]:
+    (finished,) = replies.finished(events)
+    return done(finished, explain=explain)
+
+
 def done(finished: Finished, *, explain: bool = False) -> dict[str, Any]:
-    """Return a whole answer as `ask` gives it; with `explain`, every token of its prompt too."""
+    """Return the body of a finished answer; with `explain`, including every token of its prompt."""
     answer = finished.answer
     return {
         "answer": answer.text,
@@ -208,8 +208,11 @@ def _token(token: ExplainedToken) -> dict[str, Any]:
     return {key: value for key, value in facts(token).items() if value is not None}
 
 
-class AskStream:
-    """The events `progress`, `piece`, `done` and `error` of a question; `explain` lists the prompt's tokens in `done`."""
+class AskStream(NamedEvents):
+    """Encodes an answer as the events `progress`, `piece`, `done` and `error`.
+
+    With `explain`, `done` includes every token of the prompt.
+    """
 
     def __init__(self, explain: bool = False) -> None:
         self._explain = explain
@@ -223,13 +226,6 @@ class AskStream:
                 yield sse({"text": event.text}, "piece")
         else:
             yield sse(done(event, explain=self._explain), "done")
-
-    def end(self) -> Iterator[bytes]:
-        """Nothing follows `done`."""
-        yield from ()
-
-    def failed(self, error: BaseException) -> Iterator[bytes]:
-        yield error_event(error, "error")
 
 
 def _stored(base: KnowledgeBase) -> dict[str, Any]:

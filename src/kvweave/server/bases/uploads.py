@@ -1,7 +1,7 @@
-"""POST /v1/kb/{name}/documents: documents that come over HTTP, their names, where their files stay, and their way into a base.
+"""POST /v1/kb/{name}/documents: stores and indexes uploaded files.
 
 A file stays under `uploads` in the tenant's home, so that it can be indexed again. Its source is its path there; clients
-see its name alone.
+see only its name.
 """
 
 import re
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
 from kvweave.cancellation import cancellable, check_cancelled
@@ -23,9 +24,9 @@ from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.server.errors import ApiError
-from kvweave.server.events import collect, error_event, sse, stream
+from kvweave.server.events import NamedEvents, collect, sse, stream
 from kvweave.server.running import Emit
-from kvweave.server.services import in_thread, services, tenant
+from kvweave.server.services import services, tenant
 from kvweave.server.sources import UPLOADS_FOLDER, shown
 
 router = APIRouter(prefix="/v1/kb")
@@ -59,14 +60,14 @@ _UNUSABLE: Final = re.compile(
 
 
 class Upload(NamedTuple):
-    """A file as it came: the name that the client gave it, and its bytes."""
+    """A file as the client sent it: its name and its bytes."""
 
     name: str
     file: BinaryIO
 
 
 def clean_name(given: str) -> str:
-    """Return a file name that stays inside its folder: no path, no leading dots, nothing that cannot be seen.
+    """Return a safe file name: without a path, leading dots or invisible characters.
 
     Raises InvalidRequest if nothing is left.
     """
@@ -79,14 +80,14 @@ def clean_name(given: str) -> str:
     else:
         name = _shortened(name, _LONGEST_NAME_BYTES)
     if not name:
-        raise InvalidRequest(f"{given!r} is no usable file name")
+        raise InvalidRequest(f"{given!r} is not a usable file name")
     return name
 
 
 def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> AddReport:
-    """Store files and index them; `emit` gets (stage, done, total). Files that hold no usable text are not kept.
+    """Store files and index them; call `emit` with (stage, done, total). Files without usable text are deleted.
 
-    Chunk KV follows in the server's idle time, unless the settings say otherwise.
+    Chunk KV is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
     """
     folder = upload_folder(base)
     wait = base.config.wait or not base.config.server.idle_work
@@ -111,10 +112,10 @@ def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled:
 
 
 def remove(base: KnowledgeBase, source: str) -> list[str]:
-    """Remove the document of this source or name, and its file if it was uploaded; raises PathNotFound."""
+    """Remove the document with this source or name, and its file if it was uploaded. Raises PathNotFound."""
     found = [each.source for each in base.documents() if source in (each.source, shown(each.source))]
     if not found:
-        raise PathNotFound(f"no document of knowledge base {base.name!r} is called {source!r}")
+        raise PathNotFound(f"knowledge base {base.name!r} has no document {source!r}")
     base.remove(*found)
     for each in found:
         if Path(each).parent == upload_folder(base):
@@ -123,7 +124,8 @@ def remove(base: KnowledgeBase, source: str) -> list[str]:
 
 
 def upload_folder(base: KnowledgeBase) -> Path:
-    """Return the folder of the files that came to a knowledge base; `add` leaves files under `kb` out."""
+    """Return the folder of the files uploaded to a knowledge base."""
+    # Not under `kb`: `add` skips files there.
     return base.folder.parent.parent / UPLOADS_FOLDER / base.name
 
 
@@ -147,7 +149,7 @@ def _shown_report(report: AddReport) -> AddReport:
 
 
 def _free_name(name: str, taken: Sequence[Path]) -> str:
-    """Return the name, with a number if another file of the same upload has it."""
+    """Return the name, with a number if another file of the same upload has the name too."""
     names, number, free = {path.name for path in taken}, 1, name
     while free in names:
         number += 1
@@ -168,9 +170,9 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
 
 @router.post("/{name}/documents", response_class=JSONResponse, openapi_extra=_BODY)
 async def upload(request: Request, name: str) -> Response:
-    """Index files; with `Accept: text/event-stream`, report the progress."""
+    """Index files. With `Accept: text/event-stream`, stream the progress."""
     of, parts = tenant(request), services(request)
-    await in_thread(of.bases.get, name)  # an unknown name is refused before the files are read
+    await run_in_threadpool(of.bases.get, name)  # an unknown name is refused before the files are read
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError(
             400, "send the files as multipart/form-data, in the field `files`", code="invalid_value"
@@ -212,15 +214,15 @@ def _files(form: FormData) -> list[Upload]:
     if not found:
         raise ApiError(
             400,
-            "no file came; send at least one in the field `files`",
+            "the form has no file; send at least one in the field `files`",
             code="missing_required_parameter",
             param="files",
         )
     return found
 
 
-class UploadStream:
-    """The events `progress`, `done` and `error` of an upload."""
+class UploadStream(NamedEvents):
+    """Encodes an upload as the events `progress`, `done` and `error`."""
 
     def event(self, event: Any) -> Iterator[bytes]:
         if isinstance(event, AddReport):
@@ -228,10 +230,3 @@ class UploadStream:
         else:
             stage, done, total = event
             yield sse({"stage": stage, "done": done, "total": total}, "progress")
-
-    def end(self) -> Iterator[bytes]:
-        """Nothing follows `done`."""
-        yield from ()
-
-    def failed(self, error: BaseException) -> Iterator[bytes]:
-        yield error_event(error, "error")

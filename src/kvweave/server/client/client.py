@@ -1,6 +1,6 @@
-"""A client of a running server: questions to its knowledge bases, answers as they come.
+"""A client for a running server: sends questions to its knowledge bases and streams the answers.
 
-Made of the standard library alone: a command that asks a running server imports nothing else.
+It imports only the standard library, so that a command which asks a running server starts fast.
 """
 
 import http.client
@@ -17,17 +17,17 @@ from kvweave.results import Answer, ExplainedToken
 
 CONNECT_S: Final = 2.0
 SILENCE_S: Final = 60.0
-"""A server that sends nothing for so long is taken for dead: it sends a ping every few seconds while it computes."""
+"""Seconds without a byte after which the client gives a server up. A server that computes sends a ping every few seconds."""
 BUSY_S: Final = 30.0
-"""How long a request waits in all for a server that is busy."""
+"""Seconds for which a request waits, in total, while the server is busy."""
 _MOST_WAIT_S: Final = 5.0
 
 
 class ServerClient:
-    """Talks to the server at `url`, with an API key if it wants one. One request at a time; a context manager.
+    """A connection to the server at `url`, for one request at a time. A context manager.
 
-    Every call raises ServerUnavailable if the server cannot be reached or does not respond, ServerBusy if it stays busy
-    for `busy_s` seconds, and ServerRefused, with the server's own message, for a request that it does not honour.
+    Every call raises ServerUnavailable if the server does not respond, ServerBusy if it stays busy for `busy_s` seconds, and
+    ServerRefused, with the server's message, if it refuses the request.
     """
 
     def __init__(self, url: str, key: str | None = None, *, busy_s: float = BUSY_S) -> None:
@@ -35,7 +35,9 @@ class ServerClient:
         self._key, self._busy_s = key, busy_s
         address = urlsplit(self.url)
         if address.scheme != "http" or not address.hostname:
-            raise InvalidRequest(f"{url!r} is not the address of a server, such as http://127.0.0.1:8420")
+            raise InvalidRequest(
+                f"{url!r} is not the address of a server; write for example http://127.0.0.1:8420"
+            )
         self._connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=CONNECT_S)
 
     def settings(self) -> dict[str, Any]:
@@ -43,29 +45,29 @@ class ServerClient:
         return {each["name"]: each["value"] for each in self._call("GET", "/v1/settings")["data"]}
 
     def knowledge_bases(self) -> list[dict[str, Any]]:
-        """Return the knowledge bases: name, documents, chunks, bytes."""
+        """Return name, documents, chunks and bytes of each knowledge base."""
         listed: list[dict[str, Any]] = self._call("GET", "/v1/kb")["data"]
         return listed
 
     def documents(self, kb: str) -> list[dict[str, Any]]:
-        """Return the documents of a knowledge base: source, title, chunks, tokens."""
+        """Return source, title, chunks and tokens of each document of a knowledge base."""
         listed: list[dict[str, Any]] = self._call("GET", _kb_path(kb))["documents"]
         return listed
 
     def prepares(self, kb: str) -> bool:
-        """Return whether the server prepares the chunks of a knowledge base that are not prepared yet; it begins now."""
+        """Return whether the server prepares the remaining chunks of a knowledge base. This call makes it open the knowledge base."""
         found = self._call("GET", _kb_path(kb)).get("preparation")
         return isinstance(found, dict) and found.get("by_server") is True
 
     def search(self, kb: str, question: str, top_k: int | None) -> list[dict[str, Any]]:
-        """Return the passages found for a question, best first: document, start, end, text, score."""
+        """Return document, start, end, text and score of the passages for a question, best first."""
         found: list[dict[str, Any]] = self._call(
             "POST", _kb_path(kb, "search"), {"question": _valid(question), "top_k": top_k}
         )["data"]
         return found
 
     def ask(self, kb: str, question: str, options: Mapping[str, Any]) -> "RemoteAnswer":
-        """Ask a question; `options` are those of `KnowledgeBase.stream`, settings of one request, and `explain`."""
+        """Ask a question. `options` are options of `KnowledgeBase.stream`, settings for this request, and `explain`."""
         body = {"question": _valid(question), "stream": True, **options}
         return RemoteAnswer(self, _kb_path(kb, "ask"), body)
 
@@ -80,9 +82,9 @@ class ServerClient:
         self._call("DELETE", _kb_path(kb, "conversations", conversation))
 
     def events(self, path: str, body: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the server-sent events of a request: kind and parsed data. Pings are left out.
+        """Yield kind and parsed data of a request's server-sent events, without pings.
 
-        Raises ServerUnavailable, too, if the stream ends before its event `done`.
+        Raises ServerUnavailable if the stream ends before its event `done`.
         """
         response = self._respond("POST", path, body, "text/event-stream")
         kind, data = "message", list[str]()
@@ -104,7 +106,7 @@ class ServerClient:
                 kind, data = "message", []
 
     def close(self) -> None:
-        """Close the connection; a running request ends on the server too."""
+        """Close the connection. The server then ends a running request."""
         self._connection.close()
 
     def __enter__(self) -> "ServerClient":
@@ -121,7 +123,7 @@ class ServerClient:
             raise self._gone(error) from error
 
     def _respond(self, method: str, path: str, body: Any, accept: str) -> http.client.HTTPResponse:
-        """Send a request and return the response once it has begun; waits for a server that is busy."""
+        """Send a request and return the response when it begins. While the server is busy, wait and send again."""
         until = time.monotonic() + self._busy_s
         while True:
             response = self._send(method, path, body, accept)
@@ -178,9 +180,9 @@ class ServerClient:
 
 
 class RemoteAnswer:
-    """Iterate for the pieces of an answer; `answer` and `tokens` are there once the iteration has ended.
+    """An iterator over the pieces of an answer. `answer` and `tokens` are set when the iteration ends.
 
-    `tokens` are those of the prompt, if the options asked to `explain`.
+    With the option `explain`, `tokens` are the tokens of the prompt.
     """
 
     def __init__(self, client: ServerClient, path: str, body: Any) -> None:
@@ -197,9 +199,9 @@ class RemoteAnswer:
 
     @property
     def answer(self) -> Answer:
-        """The whole answer; raises InvalidRequest while pieces are still to come."""
+        """The complete answer; raises InvalidRequest before the last piece."""
         if self._answer is None:
-            raise InvalidRequest("the answer is not finished: iterate over the stream to its end first")
+            raise InvalidRequest("the answer is not finished; iterate over the stream to its end first")
         return self._answer
 
     def _finish(self, done: Any) -> None:
@@ -208,7 +210,7 @@ class RemoteAnswer:
             self.tokens = tokens_from(done.get("tokens") or ())
         except (KeyError, TypeError, ValueError) as error:
             raise ServerUnavailable(
-                f"the server sent an answer that cannot be read ({error!r}); is it of another version?"
+                f"the server sent an answer that cannot be read ({error!r}); check that it has the same version of kvweave"
             ) from error
 
 
@@ -217,7 +219,7 @@ def _kb_path(kb: str, *rest: str) -> str:
 
 
 def _valid(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")  # a terminal may hand over broken bytes
+    return text.encode("utf-8", "replace").decode("utf-8")  # a terminal may pass invalid bytes
 
 
 def _parsed(text: str) -> Any:
@@ -225,12 +227,12 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ServerUnavailable(
-            f"the server sent {text[:80]!r}, which is no JSON; is it kvweave's?"
+            f"the server sent {text[:80]!r}, which is not JSON; check that it is a kvweave server"
         ) from error
 
 
 def _message(body: Any) -> str:
-    """Return the message of an error in the API's shape, or all of a body in another shape."""
+    """Return the message of an error in the API's shape, or the text of any other body."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)
 

@@ -1,1 +1,1 @@
-"""The MCP server: its tools, where they ask, how it is reached."""
+"""The MCP server: its tools, their source of answers, and its transports."""

@@ -1,6 +1,6 @@
-"""What the tools of the MCP server ask: a running server of the home if there is one, else the home itself.
+"""The source of the MCP tools' answers: a running server of the home, or without one the home's knowledge bases.
 
-Which of the two is decided anew at each call, so that a server may come and go. Thread-safe.
+Each call looks for a server again, so one may start or stop at any time. Thread-safe.
 """
 
 import threading
@@ -23,17 +23,17 @@ Facts = list[dict[str, Any]]
 
 
 class HomeSource:
-    """The knowledge bases of a home folder. A context manager: leaving it closes what it opened.
+    """The knowledge bases of a home folder. A context manager that closes the knowledge bases it opened.
 
     Args:
-        config: the settings; `home` and `use_server` among them.
-        open_kb: opens an existing knowledge base of that home under the same settings.
+        config: the settings, including `home` and `use_server`.
+        open_kb: opens an existing knowledge base of that home with the same settings.
     """
 
     def __init__(self, config: Config, open_kb: Callable[[str], "KnowledgeBase"]) -> None:
         self._config, self._open_kb = config, open_kb
         self._opening = threading.Lock()
-        self._computing = threading.Lock()  # one question at a time: the model runs on all cores anyway
+        self._computing = threading.Lock()  # one question at a time: the model uses all cores
         self._bases: dict[str, KnowledgeBase] = {}
         self._open = ExitStack()
 
@@ -42,17 +42,17 @@ class HomeSource:
         return self._ask(lambda client, _: client.knowledge_bases(), self._list)
 
     def documents(self, kb: str) -> Facts:
-        """Return source, title, chunks and tokens of every document; raises EmptyKnowledgeBase, InvalidRequest."""
+        """Return source, title, chunks and tokens of every document. Raises EmptyKnowledgeBase and InvalidRequest."""
         return self._ask(lambda client, _: client.documents(kb), lambda: self._documents(kb))
 
     def search(self, kb: str, question: str, top_k: int | None) -> Facts:
-        """Return document, start, end, text and score of passages, best first; raises as `KnowledgeBase.prompt`."""
+        """Return document, start, end, text and score of passages, best first. Raises as `KnowledgeBase.passages`."""
         return self._ask(
             lambda client, _: client.search(kb, question, top_k), lambda: self._search(kb, question, top_k)
         )
 
     def answer(self, kb: str, question: str, top_k: int | None) -> Answer:
-        """Return the answer to a question; raises as `KnowledgeBase.ask`."""
+        """Return the answer to a question. Raises as `KnowledgeBase.ask`."""
         wanted = {} if top_k is None else {"top_k": top_k}
 
         def remotely(client: "ServerClient", options: Mapping[str, Any]) -> Answer:
@@ -64,7 +64,7 @@ class HomeSource:
         return self._ask(remotely, lambda: self._answer(kb, question, top_k))
 
     def close(self) -> None:
-        """Close the knowledge bases that were opened, after the question that runs."""
+        """Wait for the running question, then close the opened knowledge bases."""
         with self._computing, self._opening:
             self._bases.clear()
             self._open.close()
@@ -76,7 +76,7 @@ class HomeSource:
         self.close()
 
     def _ask(self, remotely: Callable[["ServerClient", Mapping[str, Any]], _T], here: Callable[[], _T]) -> _T:
-        """Ask the running server; do it here without one, or where it does not honour the call: the errors are clearer."""
+        """Ask the running server. Without one, or if it refuses the call, answer in this process, whose errors have more detail."""
         server: ServerChoice = choose_server(self._config, IN_REQUEST)
         if server.client is not None:
             try:
@@ -101,7 +101,6 @@ class HomeSource:
         ]
 
     def _search(self, kb: str, question: str, top_k: int | None) -> Facts:
-
         with self._computing:
             return [asdict(each) for each in self._base(kb).passages(question, top_k)]
 
@@ -110,7 +109,6 @@ class HomeSource:
             return self._base(kb).ask(question, top_k=top_k)
 
     def _base(self, name: str) -> "KnowledgeBase":
-        """Return a knowledge base, opened once."""
         with self._opening:
             if name not in self._bases:
                 self._bases[name] = self._open.enter_context(self._open_kb(name))

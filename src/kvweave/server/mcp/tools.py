@@ -1,6 +1,6 @@
 """The tools of the MCP server: list knowledge bases and documents, search passages, answer with sources.
 
-Results come as structured content, whose schema is that of the classes here, and as text for clients without it.
+A result is structured content with the schema of a class here, and text for clients that read no structured content.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ KbName = Annotated[
 
 
 class KnowledgeBaseFacts(BaseModel):
-    """A knowledge base."""
+    """A knowledge base in a list."""
 
     name: str
     documents: int
@@ -65,7 +65,7 @@ class Passage(BaseModel):
 
 
 class AnswerWithSources(BaseModel):
-    """An answer and the passages that it was made from."""
+    """An answer and the passages that it is based on."""
 
     answer: str
     sources: list[Passage]
@@ -75,7 +75,7 @@ class AnswerWithSources(BaseModel):
 def mcp_server(
     source: HomeSource, default_kb: str, default_top_k: int | None = None, lifespan: Lifespan | None = None
 ) -> MCPServer[Any]:
-    """Return the MCP server whose tools ask `source`; the defaults are for calls that name none."""
+    """Return the MCP server whose tools ask `source`. The defaults apply to calls without these arguments."""
 
     def list_knowledge_bases() -> list[KnowledgeBaseFacts]:
         """List the knowledge bases with the number of their documents and chunks."""
@@ -115,14 +115,14 @@ def mcp_server(
         "kvweave",
         instructions=INSTRUCTIONS,
         version=__version__,
-        tools=[_strict_tool(_told(each)) for each in tools],
+        tools=[_strict_tool(_with_messages(each)) for each in tools],
         log_level="WARNING",
         lifespan=lifespan,
     )
 
 
 def _strict_tool(function: Callable[..., Any]) -> Tool:
-    """Return a tool that only reads, and that refuses arguments it does not have: a mistyped one would be ignored."""
+    """Return a read-only tool that refuses unknown arguments, so that no mistyped argument is ignored."""
     tool = Tool.from_function(
         function, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
     )
@@ -133,14 +133,14 @@ def _strict_tool(function: Callable[..., Any]) -> Tool:
     return tool
 
 
-def _told(tool: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Return the tool; an expected error of it reaches the client with its message, any other one without."""
+def _with_messages(tool: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return the tool with expected errors raised as ToolError, whose message the client sees."""
 
     @wraps(tool)
-    def told(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return tool(*args, **kwargs)
         except (KvweaveError, OSError) as error:
             raise ToolError(str(error)) from error
 
-    return told
+    return wrapped

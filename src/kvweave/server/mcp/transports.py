@@ -1,4 +1,4 @@
-"""How the MCP server is reached: standard input and output, or streamable HTTP with an API key."""
+"""Transports of the MCP server: standard input and output, or streamable HTTP with an API key."""
 
 import contextlib
 import ipaddress
@@ -20,16 +20,16 @@ PATH: Final = "/mcp"
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
-    """Serve until standard input ends. The transport points descriptor 1 at standard error meanwhile.
+    """Serve until standard input ends. Meanwhile the transport points descriptor 1 at standard error.
 
-    So nothing but the protocol reaches standard output, if the server was made with `prints_to_stderr`.
+    With the lifespan `prints_to_stderr`, standard output carries the protocol and nothing else.
     """
     server.run("stdio")
 
 
 @contextlib.asynccontextmanager
 async def prints_to_stderr(_: object) -> AsyncIterator[None]:
-    """Send what Python prints to standard error, as a lifespan: in a buffer it would outlast the transport."""
+    """Lifespan that sends Python's prints to standard error. Python's buffer would otherwise be written after the transport ends."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
@@ -37,11 +37,10 @@ async def prints_to_stderr(_: object) -> AsyncIterator[None]:
 def serve_http(
     server: MCPServer[Any], host: str, port: int, keys: Sequence[str], listening: Callable[[str], None]
 ) -> None:
-    """Serve streamable HTTP until SIGINT or SIGTERM; `listening` gets the address once connections are accepted.
+    """Serve streamable HTTP until SIGINT or SIGTERM; call `listening` with the address when the port is open.
 
-    Raises:
-        InvalidRequest: an address that is not of this machine alone, without a key; a key that is too short; or the port is
-            taken.
+    Raises InvalidRequest if other machines can reach the address and there is no key, if a key is too short, or if the port is
+    taken.
     """
     if not keys and not is_loopback(host):
         raise InvalidRequest(
@@ -61,7 +60,7 @@ def serve_http(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or name is of this machine alone."""
+    """Return whether only this machine can reach an address or name."""
     if host == "localhost":
         return True
     try:
@@ -71,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 class KeyRequired:
-    """Answers 401 to HTTP requests that do not carry one of the keys as `Authorization: Bearer KEY`."""
+    """ASGI middleware: answers 401 to HTTP requests without one of the keys in `Authorization: Bearer KEY`."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app, self._keys = app, Tenants(dict.fromkeys(keys))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
 from kvweave.server.errors import ApiError
-from kvweave.server.events import DONE, collect, error_event, sse, stream
+from kvweave.server.events import DONE, error_event, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
@@ -32,7 +32,7 @@ from kvweave.types import Message
 
 
 class TextPart(Fields):
-    """A part of a message's content; there are no others than text."""
+    """A text part of a message's content."""
 
     type: Annotated[Literal["text"], BeforeValidator(lambda given: only_text(given, ("text",)))]
     text: Text
@@ -55,7 +55,7 @@ class ChatMessage(Fields):
 
     @property
     def message(self) -> Message:
-        """The message as the engine takes it."""
+        """The message with its text joined and the role `developer` read as `system`."""
         role = "system" if self.role == "developer" else self.role
         parts = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return Message(role, parts)
@@ -94,7 +94,7 @@ class ChatFields(ChoicesFields):
     tools: list[dict[str, Any]] | None = Field(None, max_length=10_000)
 
     def requests(self, defaults: Any, cache: AnswerCacheUse) -> list[CompletionRequest]:
-        """Return one engine's request per answer; `defaults` are the settings of generation."""
+        """Return one request per answer; `defaults` are the settings of generation."""
         shown = (self.top_logprobs or 0) if self.logprobs else None
         effort = self.reasoning_effort
         return [
@@ -125,24 +125,20 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions", response_class=JSONResponse)
 async def chat_completions(request: Request, fields: ChatFields) -> Response:
-    """Answer with the next message of a conversation."""
+    """Return the next message of a conversation."""
     check_model(request, fields.model)
     if fields.tools:
         _check_tools(request)
     parts = services(request)
     wanted = fields.requests(parts.config.generation, cache_use(request))
     head = {"model": parts.model_name, "created": replies.now_s()}
+    encoder = ChatStream(fields, head) if fields.stream else None
+    until = replies.prompt_known if fields.return_progress else replies.cache_known
     running = start(request, wanted)
-    if fields.stream:
-        until = replies.prompt_known if fields.return_progress else replies.cache_known
-        return await stream(
-            request, running, ChatStream(fields, head), parts.config.server.ping_s, until, replies.headers
-        )
-    events = await collect(request, running)
-    return JSONResponse(_whole(events, head), headers=replies.headers(events))
+    return await replies.reply(request, running, encoder, lambda events: _completion(events, head), until)
 
 
-def _whole(events: Sequence[ChoiceEvent], head: dict[str, Any]) -> dict[str, Any]:
+def _completion(events: Sequence[ChoiceEvent], head: dict[str, Any]) -> dict[str, Any]:
     finished = replies.finished(events)
     return {
         "id": replies.new_id("chatcmpl-"),
@@ -174,7 +170,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
 
 
 class ChatStream:
-    """A conversation's next message in chunks."""
+    """Encodes the next message of a conversation as chunks."""
 
     def __init__(self, fields: ChatFields, head: dict[str, Any]) -> None:
         self._head = {"id": replies.new_id("chatcmpl-"), "object": "chat.completion.chunk", **head}
@@ -200,7 +196,7 @@ class ChatStream:
         yield from self._last_chunk(index, event)
 
     def end(self) -> Iterator[bytes]:
-        """Yield the usage, if it was asked for, and the end."""
+        """Yield the usage, if the client asked for it, and the mark of the end."""
         if self._fields.wants_usage:
             yield self._chunk([], usage=replies.usage(replies.in_order(self._finished)))
         yield DONE
@@ -223,12 +219,10 @@ class ChatStream:
 
 
 def _check_tools(request: Request) -> None:
-    """Refuse a request with tools, unless its URL names a knowledge base: there the answer comes from the documents.
+    """Raise ApiError for a request with tools, unless its URL names a knowledge base.
 
-    Programs such as Open WebUI offer their tools with every question. The model never sees them, so it calls none, which a client
-    that leaves the choice to the model has to expect.
-
-    Raises ApiError.
+    Programs such as Open WebUI send their tools with every question. For a knowledge base the server ignores them: the model does
+    not see them and calls none, which every client that leaves the choice to the model expects.
     """
     if request.scope.get("kvweave.kb") is None:
         raise ApiError(

@@ -9,15 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
-from kvweave.server.events import DONE, collect, error_event, sse, stream
+from kvweave.server.events import DONE, error_event, sse
 from kvweave.server.openai import replies
-from kvweave.server.openai.fields import (
-    ANY,
-    ChoicesFields,
-    Prompt,
-    sampling,
-    stop_texts,
-)
+from kvweave.server.openai.fields import ANY, ChoicesFields, Prompt, sampling, stop_texts
 from kvweave.server.services import ChoiceEvent, cache_use, check_model, services, start
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
@@ -25,7 +19,7 @@ from kvweave.types import Message
 router = APIRouter()
 
 DEFAULT_TOKENS = 16
-"""What the API gives without `max_tokens`."""
+"""Length of an answer without `max_tokens`, as in OpenAI's API."""
 
 
 class CompletionFields(ChoicesFields):
@@ -49,11 +43,11 @@ class CompletionFields(ChoicesFields):
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     def _asked(self, prompt: str) -> dict[str, Any]:
-        """The text to continue; in front of documents it is the question."""
+        """Return the text to continue; with documents or `kb`, the text as a question."""
         return {"messages": (Message("user", prompt),)} if self.documents or self.kb else {"text": prompt}
 
     def requests(self, defaults: Any, cache: AnswerCacheUse) -> list[CompletionRequest]:
-        """Return one engine's request per answer: all of the first prompt first."""
+        """Return one request per answer, those of the first prompt first."""
         return [
             CompletionRequest(
                 **self._asked(prompt),
@@ -88,29 +82,28 @@ async def completions(request: Request, fields: CompletionFields) -> Response:
         "created": replies.now_s(),
         "model": parts.model_name,
     }
+
+    def body(events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        finished = replies.finished(events)
+        return {
+            **head,
+            "choices": [
+                _choice(index, each.text, replies.tokens(events, index), each)
+                for index, each in enumerate(finished)
+            ],
+            "usage": replies.usage_of_prompts(finished, fields.n or 1),
+            "timings": replies.timings(finished[0]),
+            "kvweave": replies.kvweave(finished[0]),
+        }
+
+    encoder = TextStream(fields, head) if fields.stream else None
+    until = replies.prompt_known if fields.return_progress else replies.cache_known
     running = start(request, fields.requests(parts.config.generation, cache_use(request)))
-    if fields.stream:
-        until = replies.prompt_known if fields.return_progress else replies.cache_known
-        return await stream(
-            request, running, TextStream(fields, head), parts.config.server.ping_s, until, replies.headers
-        )
-    events = await collect(request, running)
-    finished = replies.finished(events)
-    body = {
-        **head,
-        "choices": [
-            _choice(index, each.text, replies.tokens(events, index), each)
-            for index, each in enumerate(finished)
-        ],
-        "usage": replies.usage_of_prompts(finished, fields.n or 1),
-        "timings": replies.timings(finished[0]),
-        "kvweave": replies.kvweave(finished[0]),
-    }
-    return JSONResponse(body, headers=replies.headers(events))
+    return await replies.reply(request, running, encoder, body, until)
 
 
 class TextStream:
-    """A continued text in chunks."""
+    """Encodes a continued text as chunks."""
 
     def __init__(self, fields: CompletionFields, head: dict[str, Any]) -> None:
         self._fields, self._head, self._began_s = fields, head, time.perf_counter()
@@ -134,7 +127,7 @@ class TextStream:
             yield self._chunk([_choice(index, "", (), event)], **ours)
 
     def end(self) -> Iterator[bytes]:
-        """Yield the usage, if it was asked for, and the end."""
+        """Yield the usage, if the client asked for it, and the mark of the end."""
         if self._fields.wants_usage:
             usage = replies.usage_of_prompts(replies.in_order(self._finished), self._fields.n or 1)
             yield self._chunk([], usage=usage)
@@ -160,7 +153,7 @@ def _choice(
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return log probabilities as this route writes them; `offset` is where the text of the tokens begins."""
+    """Return log probabilities in this route's form; `offset` is the position of the first token's text."""
     offsets = []
     for token in tokens:
         offsets.append(offset)

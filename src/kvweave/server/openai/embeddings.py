@@ -43,14 +43,13 @@ class EmbeddingFields(Fields):
     @field_validator("input", mode="before")
     @classmethod
     def _are_texts(cls, given: Any) -> Any:
-        """Refuse token ids."""
         hint = "; with LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
         return refuse_token_ids(given, hint)
 
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request, fields: EmbeddingFields) -> JSONResponse:
-    """Return the vectors of texts, of length 1."""
+    """Return the vectors of texts, normalised to length 1."""
     parts = services(request)
     encoder = parts.serving.resident.encoder
     name = parts.embedding_name

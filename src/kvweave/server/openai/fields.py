@@ -1,6 +1,6 @@
-"""Fields that requests of several routes share, and the fields of OpenAI's API that have no effect here.
+"""Request fields that several routes share, and the handling of OpenAI's fields that have no effect here.
 
-A field that asks for something the server cannot do is refused; one whose value asks for nothing is accepted.
+The server refuses a field that asks for something it cannot do. It ignores the field if the value asks for nothing.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ from kvweave.server.serving.completions import CallerDocument
 MOST_CHOICES: Final = 128
 MOST_TOKENS: Final = 2**31 - 1
 SMALLEST_TEMPERATURE: Final = 1e-3
-"""Below it sampling is greedy decoding, up to rounding."""
+"""Below this temperature, decoding is greedy."""
 
 ANY: Final = object()
-"""Stands for every value of a field that changes nothing here."""
+"""Marks a field whose every value is ignored."""
 
 
 def _unicode(text: str) -> str:
-    """Refuse half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    """Refuse half of a surrogate pair, which JSON can hold but no tokenizer can read."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -60,25 +60,25 @@ def _branch(given: Any) -> str | None:
 TEXT_OR_LIST: Final = Discriminator(
     _branch, custom_error_type="text_or_list", custom_error_message="it must be text or a list"
 )
-"""Reads a field in the form that it was given in, so that an error is about that form alone."""
+"""Validates a field either as text or as a list, so that an error message is about one form only."""
 
 
 def refuse_token_ids(given: Any, hint: str = "") -> Any:
-    """Refuse token ids: clients make them with the tokenizer of another model."""
+    """Return the value, or refuse it if it has token ids. Clients make those with another model's tokenizer."""
     if isinstance(given, list) and any(isinstance(each, int | list) for each in given):
         raise PydanticCustomError("token_ids", "it must be text, or a list of texts, not token ids" + hint)
     return given
 
 
 def only_text(given: Any, accepted: tuple[str, ...]) -> Any:
-    """Refuse a part of a message that is an image, a sound or a file."""
+    """Return the type of a message's part, or refuse an image, a sound or a file."""
     if isinstance(given, str) and given not in accepted:
         raise PydanticCustomError("unsupported", "content parts must be text")
     return given
 
 
 class Fields(BaseModel):
-    """A request's body; `neutral` are the API's fields that are accepted with these values only, and then ignored."""
+    """A request's body. `neutral` names fields of OpenAI's API that are ignored, and the values with which they are accepted."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -97,7 +97,7 @@ class Fields(BaseModel):
 
 
 class Document(Fields):
-    """A retrieved chunk that the caller brings along."""
+    """A chunk that the caller has retrieved."""
 
     id: NonEmpty
     text: NonEmpty
@@ -107,7 +107,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class KvweaveOptions(Fields):
-    """How stored KV is reused; a field that is left out is the settings'."""
+    """Options for the reuse of stored KV. The settings apply where a field is left out."""
 
     recipe: Text | None = None
     prepare: Text | None = None
@@ -117,7 +117,7 @@ class KvweaveOptions(Fields):
     cache: AnswerCacheUse | None = None
 
     def options(self, cache: AnswerCacheUse, generation: Sampling) -> AskKeywords:
-        """Return them as options of an engine's request; `cache` is what the headers say."""
+        """Return the fields as options of a request; `cache` comes from the headers and has precedence."""
         return {
             "recipe": self.recipe,
             "prepare": self.prepare,
@@ -130,7 +130,7 @@ class KvweaveOptions(Fields):
 
 
 class StreamOptions(Fields):
-    """What a stream contains beside the answer."""
+    """Options of a stream."""
 
     neutral = {"include_obfuscation": (None, False)}
     include_usage: bool | None = None
@@ -152,7 +152,7 @@ class SampledFields(Fields):
         return tuple(CallerDocument(each.id, each.text) for each in self.documents or ())
 
     def options(self, cache: AnswerCacheUse, generation: Sampling) -> AskKeywords:
-        """Return the options of an engine's request; `cache` is what the headers say."""
+        """Return the field `kvweave` as options of a request; `cache` comes from the headers and has precedence."""
         return (self.kvweave or KvweaveOptions()).options(cache, generation)
 
 
@@ -167,7 +167,7 @@ def sampling(
     logprobs: int | None = None,
     think: bool | None = None,
 ) -> Sampling:
-    """Return how an answer is decoded; what a request leaves out comes from `defaults`, the settings."""
+    """Return the sampling options of a request, with `defaults` (the settings) where it leaves one out."""
     chosen = defaults.temperature if temperature is None else temperature
     return Sampling(
         max_new_tokens=defaults.max_new_tokens if most is None else most,
@@ -207,7 +207,7 @@ Role = Literal["system", "developer", "user", "assistant"]
 
 
 class ChoicesFields(SampledFields):
-    """The fields of the routes that give several answers to choose from."""
+    """The fields of the routes that can return several answers."""
 
     max_tokens: Tokens | None = None
     n: Choices | None = None
@@ -218,7 +218,7 @@ class ChoicesFields(SampledFields):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """Whether the client wants the usage at the end of a stream."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 

@@ -1,13 +1,18 @@
-"""What the replies of all routes that generate text say beside the text: usage, timings, and how the prompt got its KV."""
+"""The parts of replies that all routes with generated text share: usage, timings, the origin of the prompt's KV, headers."""
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 
 from kvweave.facts import facts
 from kvweave.results import Piece, Prefill, TokenLogprob
-from kvweave.server.services import ChoiceEvent, cache_used
+from kvweave.server.events import Encoder, collect, stream
+from kvweave.server.running import RunningRequest
+from kvweave.server.services import ChoiceEvent, cache_used, services
 from kvweave.server.serving.completions import Finished
 from kvweave.server.sources import shown
 
@@ -15,22 +20,40 @@ CACHE_HEADER: Final = "X-Kvweave-Cache"
 
 
 def new_id(kind: str) -> str:
-    """Return an id as the API gives them."""
+    """Return a random id in the API's form: the prefix `kind` and 24 hexadecimal digits."""
     return f"{kind}{secrets.token_hex(12)}"
 
 
 def now_s() -> int:
-    """Return the time in seconds since 1970."""
+    """Return the current time in seconds since 1970."""
     return int(time.time())
 
 
+async def reply(
+    request: Request,
+    running: Coroutine[Any, Any, RunningRequest],
+    encoder: Encoder | None,
+    body: Callable[[list[ChoiceEvent]], dict[str, Any]],
+    until: Callable[[list[ChoiceEvent]], bool] | None = None,
+) -> Response:
+    """Start a request and return its reply: a stream if there is an `encoder`, else the `body` made from all events.
+
+    The stream starts when the first events satisfy `until`; by default, when they show the source of the answer.
+    """
+    if encoder is not None:
+        ping_s = services(request).config.server.ping_s
+        return await stream(request, running, encoder, ping_s, until or cache_known, headers)
+    events = await collect(request, running)
+    return JSONResponse(body(events), headers=headers(events))
+
+
 def usage(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return the tokens of a request; its prompt counts once, however many answers it asks for."""
+    """Return the token counts of a request with one prompt, which counts once for all its answers."""
     return usage_of_prompts(finished, len(finished))
 
 
 def kvweave(finished: Finished) -> dict[str, Any]:
-    """Return how the prompt got its KV, where the time went, what the answer came from, and whether that holds it."""
+    """Return the plan, timing and sources of an answer, and whether the sources support it."""
     answer = finished.answer
     return {
         "plan": facts(answer.plan),
@@ -41,7 +64,7 @@ def kvweave(finished: Finished) -> dict[str, Any]:
 
 
 def timings(finished: Finished) -> dict[str, Any]:
-    """Return llama-server's figures: tokens and milliseconds of the prompt, without those from a cache, and of the answer."""
+    """Return llama-server's figures: tokens and milliseconds of the answer, and of the prompt without cached tokens."""
     timing = finished.answer.timing
     computed = finished.prompt_tokens - finished.cached_tokens
     prompt_ms, predicted_ms = timing.ttft_s * 1e3, timing.decode_s * 1e3
@@ -60,7 +83,7 @@ def timings(finished: Finished) -> dict[str, Any]:
 
 
 def prompt_progress(event: Prefill, began_s: float) -> dict[str, Any]:
-    """Return llama-server's report of a prompt that is not computed yet."""
+    """Return llama-server's progress report of a prompt."""
     return {
         "total": event.total_tokens,
         "cache": event.cached_tokens,
@@ -82,29 +105,29 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 
 def finished(events: Sequence[ChoiceEvent]) -> list[Finished]:
-    """Return the whole answers of a request, by their index."""
+    """Return the finished answers of a request in the order of their indices."""
     return in_order({each.index: each.event for each in events if isinstance(each.event, Finished)})
 
 
 def in_order(found: Mapping[int, Finished]) -> list[Finished]:
-    """Return whole answers in the order of their indices; they may have ended in any."""
+    """Return finished answers in the order of their indices."""
     return [found[index] for index in sorted(found)]
 
 
 def tokens(events: Sequence[ChoiceEvent], index: int) -> list[TokenLogprob]:
-    """Return the tokens of one answer, if log probabilities were asked for."""
+    """Return the tokens of one answer. Without log probabilities in the request the list is empty."""
     pieces = [each.event for each in events if each.index == index and isinstance(each.event, Piece)]
     return [token for piece in pieces for token in piece.tokens]
 
 
 def headers(events: Sequence[ChoiceEvent]) -> dict[str, str]:
-    """Return the headers that say where the first answer came from, as far as these events tell."""
-    told = [used for each in events if each.index == 0 and (used := cache_used(each.event))]
-    return {CACHE_HEADER: told[-1]} if told else {}
+    """Return the headers with the source of the first answer; none while the events do not show it."""
+    found = [used for each in events if each.index == 0 and (used := cache_used(each.event))]
+    return {CACHE_HEADER: found[-1]} if found else {}
 
 
 def usage_of_prompts(finished: Sequence[Finished], answers_per_prompt: int) -> dict[str, Any]:
-    """Return the tokens of a request with several prompts, each with this many answers in a row."""
+    """Return the token counts of a request with several prompts; `finished` lists the answers of each prompt in a row."""
     firsts = finished[::answers_per_prompt]
     prompts, cached = sum(each.prompt_tokens for each in firsts), sum(each.cached_tokens for each in firsts)
     completion = sum(each.completion_tokens for each in finished)
@@ -117,10 +140,10 @@ def usage_of_prompts(finished: Sequence[Finished], answers_per_prompt: int) -> d
 
 
 def cache_known(events: Sequence[ChoiceEvent]) -> bool:
-    """Whether the headers can say where the answer comes from."""
+    """Return whether the events show the source of the answer, which the headers name."""
     return bool(headers(events))
 
 
 def prompt_known(events: Sequence[ChoiceEvent]) -> bool:
-    """Whether the prompt is assembled, so that it is no longer refused; its progress can be shown."""
+    """Return whether the prompt is assembled. From then on the request is not refused, and its progress can be shown."""
     return any(not isinstance(each.event, Prefill) or each.event.total_tokens for each in events)

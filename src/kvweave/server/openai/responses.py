@@ -1,4 +1,4 @@
-"""POST /v1/responses, for text; nothing is stored, so a response cannot be fetched or continued later."""
+"""POST /v1/responses, for text. The server stores no response, so clients cannot fetch or continue one later."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from kvweave.results import AnswerCacheUse, Piece, TokenLogprob
 from kvweave.server.errors import api_error
-from kvweave.server.events import collect, sse, stream
+from kvweave.server.events import sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
@@ -34,7 +34,7 @@ _LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
 
 class InputText(Fields):
-    """A part of a message; there are no others than text."""
+    """A text part of a message."""
 
     neutral: ClassVar = {"annotations": (ANY,), "logprobs": (ANY,)}
     type: Annotated[
@@ -56,7 +56,7 @@ class InputMessage(Fields):
 
     @property
     def message(self) -> Message:
-        """The message as the engine takes it."""
+        """The message with its text joined and the role `developer` read as `system`."""
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, str):
             return Message(role, self.content)
@@ -64,20 +64,20 @@ class InputMessage(Fields):
 
 
 class TextFormat(Fields):
-    """What form the text has: none."""
+    """The format of the text; only plain text is possible."""
 
     type: Literal["text"] = "text"
 
 
 class TextOptions(Fields):
-    """How the text looks."""
+    """Options of the text."""
 
     neutral: ClassVar = {"verbosity": ("medium",)}
     format: TextFormat | None = None
 
 
 class Reasoning(Fields):
-    """Whether a reasoning model thinks first."""
+    """Options of a reasoning model."""
 
     neutral: ClassVar = {"summary": (), "generate_summary": ()}
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -120,15 +120,15 @@ class ResponseFields(SampledFields):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, the instructions first."""
+        """The conversation, starting with the instructions."""
         if isinstance(self.input, str):
-            said: tuple[Message, ...] = (Message("user", self.input),)
+            found: tuple[Message, ...] = (Message("user", self.input),)
         else:
-            said = tuple(each.message for each in self.input)
-        return (Message("system", self.instructions), *said) if self.instructions else said
+            found = tuple(each.message for each in self.input)
+        return (Message("system", self.instructions), *found) if self.instructions else found
 
     def request(self, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
-        """Return the engine's request; `defaults` are the settings of generation."""
+        """Return the request to complete; `defaults` are the settings of generation."""
         wanted = self.top_logprobs is not None or _LOGPROBS_INCLUDED in (self.include or ())
         effort = self.reasoning.effort if self.reasoning else None
         return CompletionRequest(
@@ -154,28 +154,21 @@ router = APIRouter()
 
 @router.post("/v1/responses", response_class=JSONResponse)
 async def responses(request: Request, fields: ResponseFields) -> Response:
-    """Answer an input."""
+    """Return the response to an input."""
     check_model(request, fields.model)
     parts = services(request)
     built = ResponseObject(fields, parts.model_name)
     running = start(request, [fields.request(parts.config.generation, cache_use(request))])
-    if fields.stream:
-        return await stream(
-            request,
-            running,
-            ResponseStream(built),
-            parts.config.server.ping_s,
-            replies.cache_known,
-            replies.headers,
-        )
-    events = await collect(request, running)
-    (finished,) = replies.finished(events)
-    body: dict[str, Any] = built.finished(finished, replies.tokens(events, 0))
-    return JSONResponse(body, headers=replies.headers(events))
+
+    def body(events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        (finished,) = replies.finished(events)
+        return built.finished(finished, replies.tokens(events, 0))
+
+    return await replies.reply(request, running, ResponseStream(built) if fields.stream else None, body)
 
 
 class ResponseObject:
-    """The response to one request; `model` is the name of the one that answers."""
+    """The response to one request; `model` is the name of the answering model."""
 
     def __init__(self, fields: ResponseFields, model: str) -> None:
         self.item_id = replies.new_id("msg_")
@@ -203,16 +196,16 @@ class ResponseObject:
         }
 
     def unfinished(self) -> dict[str, Any]:
-        """Return the response before its answer."""
+        """Return the response without an answer yet."""
         return {**self._head, "status": "in_progress", "output": [], "usage": None}
 
     def failed(self, code: str | None, message: str) -> dict[str, Any]:
-        """Return the response that has failed."""
+        """Return the failed response."""
         error = {"code": code or "server_error", "message": message}
         return {**self.unfinished(), "status": "failed", "error": error}
 
     def finished(self, finished: Finished, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the whole response; one that reached its greatest length is incomplete."""
+        """Return the finished response, with the status `incomplete` if the answer reached its greatest length."""
         cut = finished.answer.finish_reason == "length"
         counted = replies.usage([finished])
         return {
@@ -232,7 +225,7 @@ class ResponseObject:
         }
 
     def item(self, part: dict[str, Any] | None, status: str) -> dict[str, Any]:
-        """Return the message that the output consists of; None: nothing is in it yet."""
+        """Return the output message with its text part; with None, the message is still empty."""
         content = [] if part is None else [part]
         return {
             "id": self.item_id,
@@ -247,12 +240,11 @@ class ResponseObject:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return log probabilities as this route writes them."""
     return [replies.token_logprob(each) for each in tokens]
 
 
 class ResponseStream:
-    """Streams a response; each event has the number after the one before it."""
+    """Encodes a response as numbered events."""
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
@@ -275,7 +267,7 @@ class ResponseStream:
             yield from self._end_message(of.event)
 
     def end(self) -> Iterator[bytes]:
-        """Nothing follows the finished response."""
+        """Yield nothing after the finished response."""
         yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Limits of connections: how many there are, and how long one may wait for its client."""
+"""Limits on the number of connections and on the time that each waits for its client."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _OTHER_FILES: Final = 256
 
 
 def connections_possible(wanted: int) -> int:
-    """Allow this process as many open files as `wanted` connections need; return how many there can be."""
+    """Raise the limit of open files for `wanted` connections; return the number of connections that it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -34,10 +34,10 @@ class LimitedProtocol(H11Protocol):
     """A connection with deadlines for its client.
 
     Attributes:
-        most: connections of a server; `limited` sets it and the others.
-        timeout_s: how long a client may take for a request's head, or to read what was sent.
-        unused: connections without an answer so far, the longest open one first.
-        used: the others, by their last answer.
+        most: most connections of a server. `limited` sets this and the other attributes.
+        timeout_s: seconds that a client may take to send a request's head, or to read sent data.
+        unused: connections without an answer yet, oldest first.
+        used: the other connections, by the time of their last answer.
     """
 
     most: ClassVar[int]
@@ -54,14 +54,14 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request came in whose answer is not complete."""
+        """Whether the connection has a request whose answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection; above the limit, end one that is idle, first of all one that has never asked anything."""
+        """Take the connection. Above the limit, end an idle one: first those that never sent a request."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
-            # Both are in order, so that a flood of connections does not cost a search for each.
+            # Both dictionaries are in order, so a flood of connections costs no search.
             idle = (each for each in chain(self.unused, self.used) if not each.answering)
             next(idle, self).abort()
         if not self.transport.is_closing():
@@ -76,7 +76,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a request's line and headers must be there in time."""
+        """Read data. A request's line and headers must be complete in time."""
         super().data_received(data)
         if not self.answering:
             self._await_head()
@@ -91,7 +91,7 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Give the client some time to read what was sent."""
+        """Start the time in which the client must read."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.timeout_s, self.abort)
 
@@ -102,7 +102,7 @@ class LimitedProtocol(H11Protocol):
             self._write_timer = None
 
     def abort(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
+        """End the connection at once and drop unsent data."""
         self.connections.discard(self)
         self._forget()
         self.transport.abort()
@@ -117,6 +117,6 @@ class LimitedProtocol(H11Protocol):
 
 
 def limited(most: int, timeout_s: float) -> type[LimitedProtocol]:
-    """Return the protocol with these limits."""
+    """Return the protocol class with these limits."""
     values = {"most": most, "timeout_s": timeout_s, "unused": {}, "used": {}}
     return type("Limited", (LimitedProtocol,), values)

@@ -1,7 +1,7 @@
-"""The server of a home folder, so that other commands find it: `server.json` says where it is, a lock that it runs.
+"""Finds the running server of a home folder: `server.json` has its address, and the lock on `server.lock` shows that it runs.
 
-The server holds the lock on `server.lock` as long as it lives; the operating system releases the lock of a killed
-process. So a file that a killed server left behind is never believed. Light to import: no command waits for it.
+The server holds the lock as long as it lives; the operating system releases the lock of a killed process. So nobody trusts the
+file of a killed server. This module imports little, so that commands start fast.
 """
 
 import json
@@ -23,7 +23,7 @@ _TRIES: Final = 10  # a command that looks for a server holds the lock for an in
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """Where a server listens, its process, and when it was started (seconds since 1970)."""
+    """The address, process id and start time (seconds since 1970) of a server."""
 
     url: str
     pid: int
@@ -32,7 +32,7 @@ class RunningServer:
 
 @contextmanager
 def sole_server(home: Path) -> Iterator[None]:
-    """Be the only server of a home until the context ends; raises InvalidRequest if there is one already."""
+    """Hold the lock of a home's server until the context ends. Raises InvalidRequest if another server holds it."""
     home.mkdir(parents=True, exist_ok=True)
     for _ in range(_TRIES):
         with try_lock(home / _LOCK) as free:
@@ -50,13 +50,13 @@ def sole_server(home: Path) -> Iterator[None]:
 
 
 def record(home: Path, url: str) -> None:
-    """Say where the server of a home listens; the caller is in `sole_server`."""
+    """Write the address of a home's server. The caller must be inside `sole_server`."""
     server = RunningServer(url, os.getpid(), time.time())
     write_atomically(home / _FILE, [json.dumps(asdict(server)).encode()])
 
 
 def find_server(home: Path) -> RunningServer | None:
-    """Return the living server of a home, None if there is none or its file cannot be read. Creates nothing."""
+    """Return the running server of a home, or None without one or if its file cannot be read. Creates no file."""
     if not is_locked(home / _LOCK):
         return None
     with suppress(OSError, ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""The server's life in its process: it listens, loads, answers, and ends without losing a request."""
+"""Runs the server in its process: opens the port, loads the model, answers, and shuts down without losing a request."""
 
 import asyncio
 import json
@@ -33,13 +33,13 @@ _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_S: Final = 75
 RETRY_AFTER_S: Final = 5
 CANCELLED_S: Final = 60
-"""How long requests that were cancelled may take to say so. The process waits for their threads in any case."""
+"""Seconds for which cancelled requests may still reply. The process waits for their threads in any case."""
 READY, STOPPING = "READY=1", "STOPPING=1"
 """States of systemd's protocol, sd_notify(3)."""
 
 
 def serve(config: Config, announce: Callable[[str], object] = print) -> None:
-    """Serve until SIGTERM or Ctrl-C; `announce` is called with one line when the port is open.
+    """Serve until SIGTERM or Ctrl-C; call `announce` with one line when the port is open.
 
     Raises InvalidRequest if another server uses the home, if the port is taken, or if other machines could use the
     server without a key.
@@ -59,13 +59,13 @@ def check_binding(server: ServerConfig) -> None:
     """Raise InvalidRequest if other machines could use the server without a key."""
     if server.host not in LOOPBACK and not split(server.api_key) and server.tenants is None:
         raise InvalidRequest(
-            f"host is {server.host!r}, which other machines can reach: give --api-key or --tenants, or listen on 127.0.0.1"
+            f"other machines can reach the host {server.host!r}: give --api-key or --tenants, or listen on 127.0.0.1"
         )
 
 
 @contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Open the port; raises InvalidRequest if it is taken."""
+    """Open the port. Raises InvalidRequest if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,7 +83,7 @@ def _url(listening: socket.socket) -> str:
 
 
 class Running:
-    """A server in this process. `services` is None until the application is there."""
+    """A server in this process. `services` is None until the application is created."""
 
     def __init__(self, config: Config, tenants: Tenants | None) -> None:
         self._config, self._tenants = config, tenants
@@ -93,7 +93,7 @@ class Running:
         self.failure: Exception | None = None
 
     def run(self, listening: socket.socket) -> None:
-        """Serve until a signal comes or `end` is called; raises what kept the model from being loaded."""
+        """Serve until a signal or a call of `end`. Raises the error if the model could not be loaded."""
         threading.Thread(target=self._load, name="load", daemon=True).start()
         asyncio.run(self._server.serve(sockets=[listening]))
         if self.services is not None:
@@ -102,7 +102,7 @@ class Running:
             raise self.failure
 
     def end(self) -> None:
-        """End as on a signal: the first call lets requests finish, the second one cancels them."""
+        """Shut down as on a signal: the first call lets requests finish, the second cancels them."""
         self._server.handle_exit(signal.SIGTERM, None)
 
     def _settings(self) -> uvicorn.Config:
@@ -146,7 +146,7 @@ class Running:
 
 
 class EndingServer(uvicorn.Server):
-    """Ends on the first signal once its requests are finished or their time is up, and at once on the second."""
+    """A server that ends on the first signal after its requests finish or `grace_s` passes, and on the second at once."""
 
     def __init__(self, config: uvicorn.Config, running: Running) -> None:
         super().__init__(config)
@@ -154,7 +154,7 @@ class EndingServer(uvicorn.Server):
         self._signals, self._until_s = 0, 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take no new requests from now on; on a second signal, cancel those that run."""
+        """On the first signal, refuse new requests; on the second, cancel the running ones."""
         self._signals += 1
         parts = self._running.services
         tell_systemd(STOPPING)
@@ -163,7 +163,7 @@ class EndingServer(uvicorn.Server):
             self._until_s = time.monotonic() + parts.config.server.grace_s
 
     async def on_tick(self, counter: int) -> bool:
-        """Say whether to end now; called ten times a second."""
+        """Return whether to end now. uvicorn calls this ten times a second."""
         await super().on_tick(counter)
         if not self._signals:
             return False
@@ -177,10 +177,10 @@ class EndingServer(uvicorn.Server):
 
 
 class Gate:
-    """ASGI application: passes requests to another one as soon as there is one, and answers 503 until then.
+    """ASGI application: answers 503 until the real application is set, then passes requests to it.
 
-    The application's imports and its model take seconds, and the port is open at once. So nothing that this module imports
-    may load the engine.
+    The port opens at once, but the application's imports and its model take seconds. So no import of this module may load the
+    code that runs models.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ async def _answer_loading(path: str, send: ASGISendCallable) -> None:
 
 
 def tell_systemd(state: str) -> None:
-    """Tell systemd how far the server is, through the socket that NOTIFY_SOCKET names; does nothing without one. Never raises."""
+    """Send the state to systemd, if NOTIFY_SOCKET names a socket. Never raises."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""The knowledge bases of one tenant in a server: each is opened once and shared by all threads."""
+"""The knowledge bases of one tenant in a server. Each is opened once and shared by all threads."""
 
 import logging
 import shutil
@@ -23,7 +23,7 @@ _DELETE_WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class KBSummary:
-    """A knowledge base in a list: documents, chunks, and the bytes of its chunk KV on disk."""
+    """A knowledge base in a list, with its documents, chunks, and bytes of chunk KV on disk."""
 
     name: str
     documents: int
@@ -33,7 +33,7 @@ class KBSummary:
 
 @dataclass(slots=True)
 class _Served:
-    """An open knowledge base: how many requests use it, whether it is being deleted, and the thread of its idle work."""
+    """An open knowledge base, the number of its running requests, whether it is being deleted, and its background thread."""
 
     base: KnowledgeBase
     users: int = 0
@@ -42,13 +42,13 @@ class _Served:
 
 
 class ServedBases:
-    """The knowledge bases under `config.home`; safe to use from many threads.
+    """The knowledge bases under `config.home`. Thread-safe.
 
     Args:
         config: the tenant's settings.
         resident: the process's models.
-        idle: do background work for open knowledge bases, each in a thread of its own.
-        tenant: whose they are; None for those of the server's own home.
+        idle: whether to do background work for each open knowledge base, in a thread of its own.
+        tenant: name of the tenant; None for the server's own home.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class ServedBases:
         self._open: dict[str, _Served] = {}
         self._changed = threading.Condition()
         self._gone = config.home / "deleted"
-        shutil.rmtree(self._gone, ignore_errors=True)  # what a deletion left that was interrupted
+        shutil.rmtree(self._gone, ignore_errors=True)  # the rest of an interrupted deletion
 
     def names(self) -> list[str]:
         return sorted(path.parent.name for path in (self._config.home / "kb").glob("*/catalog.sqlite"))
 
     def summaries(self) -> list[KBSummary]:
-        """Return what each holds; one that cannot be read is logged and left out."""
+        """Return a summary of each knowledge base. An unreadable one is logged and left out."""
         found = []
         for name in self.names():
             try:
@@ -78,23 +78,23 @@ class ServedBases:
         return found
 
     def create(self, name: str) -> KnowledgeBase:
-        """Create a knowledge base; raises InvalidRequest for an unusable name, and if there is one of this name."""
+        """Create a knowledge base. Raises InvalidRequest for an unusable name or an existing knowledge base."""
         with self._changed:
             if (kb_folder(name, self._config) / "catalog.sqlite").exists():
-                raise InvalidRequest(f"there is a knowledge base {name!r} already; take another name")
+                raise InvalidRequest(f"knowledge base {name!r} exists already; take another name")
             return self._opened(name).base
 
     def get(self, name: str) -> KnowledgeBase:
-        """Return an open knowledge base; raises KnowledgeBaseNotFound if there is none of this name.
+        """Return the knowledge base, opened. Raises KnowledgeBaseNotFound if it does not exist.
 
-        Use it inside `using`, which keeps it from being closed meanwhile.
+        It may be closed at any time; `using` keeps it open.
         """
         with self._changed:
             return self._existing(name).base
 
     @contextmanager
     def using(self, name: str) -> Iterator[KnowledgeBase]:
-        """Give a knowledge base that is not closed while this lasts; raises as `get`."""
+        """Yield the knowledge base and keep it open until the context ends. Raises as `get`."""
         with self._changed:
             served = self._existing(name)
             served.users += 1
@@ -106,14 +106,14 @@ class ServedBases:
                 self._changed.notify_all()
 
     def closing(self, name: str) -> Callable[[], bool]:
-        """Return a function that says whether the knowledge base is being deleted, so that its requests end."""
+        """Return a function that returns whether the knowledge base is being deleted, so that its requests can end."""
         with self._changed:
             return self._existing(name).closing.is_set
 
     def delete(self, name: str) -> None:
-        """Delete a knowledge base with all it stores; its running requests end first.
+        """End the requests to a knowledge base, then delete it with all its data.
 
-        Raises KnowledgeBaseNotFound, and StoreBusy if a request does not end.
+        Raises KnowledgeBaseNotFound if it does not exist, and StoreBusy if a request does not end.
         """
         with self._changed:
             served = self._existing(name)
@@ -124,12 +124,12 @@ class ServedBases:
                 raise StoreBusy(
                     f"knowledge base {name!r} is in use for over {_DELETE_WAIT_S:.0f} s; try again"
                 )
-        self._close(served)  # waits for its background work, and others need not
+        self._close(served)  # without the lock: this waits for its background work
         with self._changed:
             self._open.pop(name, None)
             self._gone.mkdir(parents=True, exist_ok=True)
             moved = self._gone / uuid.uuid4().hex
-            kb_folder(name, self._config).rename(moved)  # at once: no other process finds half of it
+            kb_folder(name, self._config).rename(moved)  # in one step: no other process finds it half deleted
         shutil.rmtree(moved, ignore_errors=True)
 
     def stores(self) -> list[ChunkStore]:
@@ -138,7 +138,7 @@ class ServedBases:
         return [each.base.store for each in served]
 
     def close(self) -> None:
-        """Close all; their requests have to have ended."""
+        """Close all knowledge bases. Their requests must have ended."""
         with self._changed:
             for served in self._open.values():
                 served.closing.set()
@@ -154,7 +154,7 @@ class ServedBases:
     def _opened(self, name: str) -> _Served:
         served = self._open.get(name)
         if served is None:
-            # A shared tier knows no folders. Without one, `kvweave` finds the entries by the name alone.
+            # A shared tier has no folder per tenant. Elsewhere the name alone is enough, and `kvweave` finds the entries by it.
             apart = self._tenant is not None and self._config.store.shared is not None
             namespace = f"{self._tenant}/{name}" if apart else None
             base = KnowledgeBase(name, self._config, self._resident, namespace)

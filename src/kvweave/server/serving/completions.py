@@ -1,6 +1,6 @@
-"""Requests to a server: a chat, a text, a chat over the caller's own documents, or over a knowledge base.
+"""Requests to a server: a chat, a text to continue, a chat over the caller's documents, or a chat over a knowledge base.
 
-What each is answered from, in the form that `pipeline.respond` takes.
+Those without a knowledge base become a PlainPrompt or a DocumentPrompt, which `pipeline.respond` answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ from kvweave.results import Answer, ExplainedToken, Source
 from kvweave.types import Message, Prompt, TokenizedPrompt
 
 PREFIX: Final = "prefix"
-"""The recipe of requests without documents: exact prefixes are all that they can reuse."""
+"""The recipe of requests without documents, which can reuse only exact prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallerDocument:
-    """A chunk that the caller has retrieved: its name for people, and its text."""
+    """A chunk that the caller has retrieved: its name, which answers show, and its text."""
 
     id: str
     text: str
@@ -59,11 +59,9 @@ class CompletionRequest:
                 "a text to continue is given with messages, documents or kb; give one of them"
             )
         if self.text is None and not self.messages:
-            raise InvalidRequest("there are no messages; give one at least")
+            raise InvalidRequest("there are no messages; give at least one")
         if self.documents and self.kb:
-            raise InvalidRequest(
-                "both documents and kb are given; give the chunks, or the knowledge base that has them"
-            )
+            raise InvalidRequest("both documents and kb are given; give one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,13 @@ class Finished:
     """The end of a request.
 
     Attributes:
-        answer: the whole answer, with its sources, plan and timing.
-        text: its pieces, joined: as `answer.text`, with the white space around it.
+        answer: the answer with its sources, plan and timing.
+        text: its joined pieces: `answer.text` with the white space around it.
         prompt_tokens: length of the prompt; 0 for an answer from the answer cache.
-        cached_tokens: how many of them were not computed: their stored KV was used.
-        completion_tokens: length of the reply, thoughts included.
+        cached_tokens: tokens of the prompt whose stored KV was used, so that they were not computed.
+        completion_tokens: length of the reply, including thoughts.
         explain: returns every token of the prompt with the origin of its KV.
-        full_prefill_s: estimated seconds for computing the whole prompt on the idle machine; None if nothing tells.
+        full_prefill_s: estimated seconds for computing the complete prompt on the idle machine; None without an estimate.
     """
 
     answer: Answer
@@ -90,7 +88,7 @@ class Finished:
 
     @property
     def cache(self) -> Literal["answer", "kv", "miss"]:
-        """What was reused: a whole answer, KV, or nothing."""
+        """The kind of reuse: `answer` from the answer cache, `kv` for stored KV, or `miss`."""
         if self.answer.plan.cache_hit is not None:
             return "answer"
         return "kv" if self.cached_tokens else "miss"
@@ -98,7 +96,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A chat's messages apart: the instructions at its start, what was said before, and the last message of the user."""
+    """The parts of a chat: the instructions at its start, the earlier messages, and the user's last message."""
 
     instruction: str
     earlier: tuple[Message, ...]
@@ -106,18 +104,20 @@ class Turns:
 
     @staticmethod
     def of(messages: Sequence[Message]) -> "Turns":
-        """Raise InvalidRequest if the last message is not the user's."""
+        """Return the parts of a chat. Raises InvalidRequest if the last message is not the user's."""
         count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
         rest = messages[count:]
         if not rest or rest[-1].role != "user":
-            raise InvalidRequest("the last message is not the user's; a question to documents has to be")
+            raise InvalidRequest(
+                "the last message is not the user's; end the messages with the question to the documents"
+            )
         instruction = "\n\n".join(text for _, text in messages[:count])
         return Turns(instruction, tuple(rest[:-1]), rest[-1].text)
 
 
 @dataclass(slots=True)
 class PlainPrompt(Asked):
-    """A chat, or a text to continue, without documents. Its answer is not kept: it belongs to its chat."""
+    """A chat, or a text to continue, without documents. Its answer is not stored, since it belongs to its chat."""
 
     model: LoadedModel
     request: CompletionRequest
@@ -134,7 +134,7 @@ class PlainPrompt(Asked):
 
 @dataclass(slots=True)
 class DocumentPrompt(Asked):
-    """A question to documents that came with it; `answered` is called once the answer is out."""
+    """A question with its own documents; `answered` is called after the answer."""
 
     model: LoadedModel
     turns: Turns
@@ -142,7 +142,7 @@ class DocumentPrompt(Asked):
     answered: Callable[["DocumentPrompt"], None]
 
     def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
-        """Render the documents in their order, then what was said."""
+        """Return a prompt of the documents in order, the earlier messages and the question."""
         texts, options = tuple(document.text for document in self.documents), self.options
         prompt = self.model.template.render(
             Prompt(
@@ -158,14 +158,14 @@ class DocumentPrompt(Asked):
         return prompt
 
     def keep(self, answer: Answer) -> None:
-        """Keep no answer: no caller says when such documents change."""
+        """Keep no answer: kvweave does not learn when the caller's documents change."""
         self.answered(self)
 
 
 def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:
     """Return the options of a request without documents.
 
-    Raises InvalidRequest if it names a recipe that reuses other KV than exact prefixes.
+    Raises InvalidRequest if the request names a recipe that reuses more than exact prefixes.
     """
     recipe = request.options.get("recipe")
     given = None if recipe == AUTO else recipe

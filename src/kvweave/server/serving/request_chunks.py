@@ -1,7 +1,7 @@
-"""Prepares the documents that requests came with, so that they can be reused in any order and beside others.
+"""Prepares the documents of requests, so that later requests can reuse them in any order and beside other documents.
 
-A request stores their KV after exactly the text before them. This computes what the recipe needs of each chunk alone, in the
-background: it yields to every request of the process.
+A request stores the KV of its documents for exactly the text before them. A background thread computes the KV that the recipe
+needs of each chunk by itself; it yields to every request of the process.
 """
 
 import logging
@@ -25,8 +25,8 @@ from kvweave.state.active_requests import BackgroundStopped, ProcessActivity, Re
 _LOG = logging.getLogger(__name__)
 _MOST_WAITING: Final = 1000
 _MOST_CHARACTERS: Final = 20_000_000
-"""Requests whose documents wait to be prepared, and characters of these; later ones are left out until there is room. Under load
-nothing is prepared, so that they are in memory for long.
+"""Limits on the requests that wait for preparation and on the characters of their documents. Above them, documents are not
+prepared. Under load nothing is prepared, so waiting documents stay in memory for long.
 """
 
 
@@ -42,14 +42,14 @@ class _Waiting(NamedTuple):
 
 
 class RequestChunks:
-    """Prepares chunks in a thread of its own, which the first request starts.
+    """Prepares chunks in a thread of its own. The first request starts the thread.
 
     Args:
         adapter: the model.
-        encoder: finds similar chunks, for recipes that prepare a chunk after others.
-        store: where the KV goes.
+        encoder: finds similar chunks for recipes that prepare a chunk after other chunks.
+        store: the store for the KV.
         activity: the running requests of the process.
-        quiet_s: how long no request must have run before work begins.
+        quiet_s: seconds without a request before the thread starts to work.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RequestChunks:
         self._thread: threading.Thread | None = None
 
     def add(self, texts: Sequence[str], system: str, recipe: Recipe, *, think: bool) -> None:
-        """Prepare the chunks of these texts behind a system instruction, soon; costs the caller nothing."""
+        """Queue the chunks of these texts for preparation after a system instruction. Returns at once."""
         with self._starting:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._run, name="kvweave-chunks", daemon=True)
@@ -83,7 +83,7 @@ class RequestChunks:
         _LOG.info("the documents of a request are not prepared: %d others wait", self._waiting.qsize())
 
     def close(self) -> None:
-        """End the work between two layers, and wait for it to end."""
+        """Stop the thread between two layers and wait for its end."""
         self._stop.set()
         if self._thread is not None:
             with suppress(queue.Full):  # a full queue wakes the thread by itself
@@ -117,4 +117,4 @@ class RequestChunks:
                     prepare_chunks(ctx, chunks, waiting.recipe)
                 return
             except Preempted:
-                continue  # start over: one of its passes could not be resumed
+                continue  # start over: a pass was interrupted and cannot resume

@@ -1,7 +1,7 @@
-"""What a server serves, below HTTP: the resident models and every tenant's knowledge bases.
+"""The part of a server below HTTP: the resident models and every tenant's knowledge bases.
 
-Each request runs in a thread of its own, as if it were alone. Nothing that a tenant stores can be found by another one: each
-has its own folder with its own stores. The models are shared.
+Each request runs in a thread of its own. Every tenant has a folder with stores of its own, so no tenant can find another's data.
+All tenants share the models.
 """
 
 import threading
@@ -24,7 +24,7 @@ from kvweave.models.prompt import DEFAULT_SYSTEM
 from kvweave.once import once
 from kvweave.options import AskKeywords, AskOptions, Sampling
 from kvweave.results import Piece
-from kvweave.server.serving.bases import KBSummary, ServedBases
+from kvweave.server.serving.bases import ServedBases
 from kvweave.server.serving.completions import (
     CompletionRequest,
     DocumentPrompt,
@@ -40,15 +40,13 @@ from kvweave.state.resident import ResidentModels
 
 
 class Serving:
-    """One per process: the resident models, and the tenants.
+    """The resident models and the tenants of a process.
 
     Args:
-        config: the settings; `home` is the folder of a server without tenants.
-        tenants: who may use the server; None for any client, all in the same home.
-        idle: do background work for open knowledge bases; it yields to requests.
-        request_bytes: cap, for each tenant, on the stored KV of chats and of callers' documents; None leaves it as it was,
-            at first 10 % of the free space, at most 20 GB.
-        kb: the knowledge base whose models are loaded, where the settings name none and there are no tenants.
+        config: the settings. Without tenants, `home` is the folder of all knowledge bases.
+        tenants: the API keys and their tenants; with None any client may use the server, and all share the home.
+        idle: whether to do background work, which yields to requests, for open knowledge bases.
+        kb: the knowledge base whose models are loaded if the settings name none and there are no tenants.
         share_kv, async_kv: see ResidentModels.
     """
 
@@ -58,7 +56,6 @@ class Serving:
         tenants: Tenants | None = None,
         *,
         idle: bool = False,
-        request_bytes: int | None = None,
         kb: str = "default",
         share_kv: bool = True,
         async_kv: bool = True,
@@ -68,14 +65,14 @@ class Serving:
         self.resident = ResidentModels(models, share_kv=share_kv, async_kv=async_kv)
         self.requests = RunningRequests()
         self._tenants = tenants
-        self._idle, self._request_bytes = idle, request_bytes
+        self._idle = idle
         self._open: dict[str | None, Tenant] = {}
         self._guard = threading.Lock()
         self._ready = threading.Event()
 
     def load(self) -> None:
-        """Load the model and the embedding model; until then requests wait for them. Raises as `load_model`."""
-        self.resident.load()  # the code that a first request needs is imported above
+        """Load the model and the embedding model. Requests wait until then. Raises as `load_model`."""
+        self.resident.load()
         self._ready.set()
 
     @property
@@ -84,7 +81,7 @@ class Serving:
         return self._ready.is_set() and not self.requests.closing
 
     def tenant(self, key: str | None) -> "Tenant":
-        """Return the tenant of an API key; raises Unauthorized for a wrong one."""
+        """Return the tenant of an API key. Raises Unauthorized for a wrong key."""
         name = None if self._tenants is None else self._tenants.name_of(key)
         with self._guard:
             if name not in self._open:
@@ -94,12 +91,11 @@ class Serving:
                     self.resident,
                     self.requests,
                     idle=self._idle,
-                    request_bytes=self._request_bytes,
                 )
             return self._open[name]
 
     def stores(self) -> list[ChunkStore]:
-        """Return the stores that are open, of all tenants."""
+        """Return the open stores of all tenants."""
         with self._guard:
             tenants = list(self._open.values())
         own = [tenant.__dict__.get("store") for tenant in tenants]
@@ -108,9 +104,9 @@ class Serving:
         ]
 
     def close(self, grace_s: float = 10.0) -> None:
-        """Refuse new requests, let the running ones finish for so long, cancel the others, and close everything.
+        """Refuse new requests, wait `grace_s` seconds for the running ones, cancel the rest, and close everything.
 
-        Nothing that is stored is lost. Closing twice is fine.
+        Stored data stays. Closing twice is fine.
         """
         self.requests.close(grace_s)
         with self._guard:
@@ -121,7 +117,7 @@ class Serving:
 
 
 class RunningRequests:
-    """Counts the running requests of the process, and ends them when it closes."""
+    """Counts the running requests of the process, and ends them on `close`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -131,7 +127,7 @@ class RunningRequests:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count a request while this lasts; raises Cancelled if none is taken any more."""
+        """Count a request until the context ends. Raises Cancelled after `close`."""
         with self._changed:
             if self.closing:
                 raise Cancelled("the server is closing")
@@ -144,7 +140,7 @@ class RunningRequests:
                 self._changed.notify_all()
 
     def close(self, grace_s: float) -> None:
-        """Take no more requests; wait for the running ones, and after `grace_s` cancel them."""
+        """Refuse new requests, wait `grace_s` seconds for the running ones, then cancel the rest and wait for them."""
         with self._changed:
             self.closing = True
             self._changed.wait_for(lambda: not self.running, grace_s)
@@ -153,11 +149,12 @@ class RunningRequests:
 
 
 class Tenant:
-    """Everything of one API key; nothing of it is found by another tenant. Safe to use from many threads.
+    """The knowledge bases and requests of one API key. Thread-safe. No other tenant can find its data.
 
     Attributes:
         name: None for the server's own home.
-        config: the settings, with the tenant's own home.
+        config: the settings, with the tenant's home.
+        bases: the tenant's knowledge bases.
     """
 
     def __init__(
@@ -168,37 +165,15 @@ class Tenant:
         requests: RunningRequests,
         *,
         idle: bool = False,
-        request_bytes: int | None = None,
     ) -> None:
         self.name, self.config = name, config
         self.bases = ServedBases(config, resident, idle=idle, tenant=name)
         self._idle = idle
         self._resident, self._requests = resident, requests
-        self._request_bytes = request_bytes
         self._settings = Settings(config, config.home / "requests")
 
-    # Knowledge bases
-
-    def knowledge_bases(self) -> list[KBSummary]:
-        """Return what each knowledge base holds, by name."""
-        return self.bases.summaries()
-
-    def create(self, name: str) -> KnowledgeBase:
-        """Create a knowledge base; raises as `ServedBases.create`."""
-        return self.bases.create(name)
-
-    def delete(self, name: str) -> None:
-        """Delete a knowledge base; raises as `ServedBases.delete`."""
-        self.bases.delete(name)
-
-    def knowledge_base(self, name: str) -> KnowledgeBase:
-        """Return an open knowledge base; raises as `ServedBases.get`."""
-        return self.bases.get(name)
-
-    # Requests
-
     def sampling(self, **given: Any) -> Sampling:
-        """Return how a request is decoded: what is given and not None, the rest from the settings."""
+        """Return sampling options: the given values that are not None, and the settings for the rest."""
         defaults = {
             each.name: getattr(self.config.generation, each.name) for each in fields(self.config.generation)
         }
@@ -207,20 +182,19 @@ class Tenant:
     def complete(
         self, request: CompletionRequest, cancelled: threading.Event | None = None
     ) -> Iterator[Event | Finished]:
-        """Yield how far the prompt is, the pieces of the answer, and at last the whole.
+        """Yield the progress of the prompt, the pieces of the answer, and at last a Finished.
 
-        Once `cancelled` is set, or the iterator is closed, everything that the request holds is freed and nothing of its
-        answer is stored.
+        When `cancelled` is set or the iterator is closed, the request frees all its resources and stores no answer.
 
         Raises:
             Cancelled: `cancelled` was set, or the server is closing.
             InvalidRequest, PromptTooLong, UnknownRecipe, UnsupportedModel, KnowledgeBaseNotFound, EmptyKnowledgeBase,
             KnowledgeBaseMismatch: before the first piece.
         """
-        given_up = (cancelled or threading.Event()).is_set
+        client_cancelled = (cancelled or threading.Event()).is_set
 
         def stopped() -> bool:
-            return given_up() or self._requests.cancelled
+            return client_cancelled() or self._requests.cancelled
 
         with self._requests.one():
             if request.kb is not None:
@@ -232,25 +206,25 @@ class Tenant:
                     yield from self._finish(self._respond(request), stopped)
 
     def send(
-        self, kb: str, conversation: str, question: str, top_k: int | None, given_up: Callable[[], bool]
+        self, kb: str, conversation: str, question: str, top_k: int | None, cancelled: Callable[[], bool]
     ) -> Iterator[str]:
-        """Yield the answer to the next turn of a conversation; it is stored before the iterator ends.
+        """Yield the answer to the next turn of a conversation. The turn is stored before the iterator ends.
 
-        Each turn resumes the conversation and stores it again. Between two turns nothing of it is in memory, and no lock is
-        held. So `kvweave chat` goes on where the server left it, and the other way round. A turn that is given up, or whose
-        iterator is closed, does not count.
+        Each turn loads the conversation and stores it again. Between two turns it is not in memory and not locked, so
+        `kvweave chat` and the server can continue each other's conversations. A turn that is cancelled, or whose iterator is closed
+        early, is not stored.
 
         Raises:
-            Cancelled: `given_up` returned True.
+            Cancelled: `cancelled` returned True.
             KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, PromptTooLong, StoreError: as `KnowledgeBase.send`.
         """
         with self.bases.using(kb) as base:
             deleted = self.bases.closing(kb)
 
             def stopped() -> bool:
-                return given_up() or deleted()
+                return cancelled() or deleted()
 
-            # Not held while the caller has a piece: what cancels belongs to the thread, which may serve another request then.
+            # Left while the caller has a piece: cancellation belongs to the thread, which may serve another request meanwhile.
             with cancellable(stopped):
                 resumed = base.conversation(conversation)
             sending = cast("Generator[str, None, None]", base.send(resumed, question, top_k=top_k))
@@ -264,17 +238,16 @@ class Tenant:
                     yield piece
 
     def start_over(self, kb: str, conversation: str) -> None:
-        """Empty a conversation; raises KnowledgeBaseNotFound, and InvalidRequest while a process has it open."""
+        """Delete the turns of a conversation. Raises KnowledgeBaseNotFound, and InvalidRequest while a process has it open."""
         with self.bases.using(kb) as base, base.conversation(conversation, new=True):
             pass
 
     @once
     def store(self) -> ChunkStore:
-        """The stored KV of chats and of callers' documents."""
+        """The store for the KV of chats and of callers' documents."""
         store = ChunkStore(
             self.config.home / "requests",
             namespace="requests",
-            limit_bytes=self._request_bytes,
             host_bytes=self.config.store.host_bytes,
         )
         store.attach_device(self._resident.model.geometry.device, self.config.store.device_bytes)
@@ -282,7 +255,7 @@ class Tenant:
 
     @once
     def _chunks(self) -> RequestChunks | None:
-        """Prepares callers' documents; None without background work, or for a model that reuses exact prefixes alone."""
+        """The preparation of callers' documents; None without background work, or for a model that reuses only exact prefixes."""
         model = self._resident.model
         if not self._idle or not isinstance(model, Adapter):
             return None
@@ -290,7 +263,7 @@ class Tenant:
         return RequestChunks(model, self._resident.encoder, self.store, self._resident.activity, quiet_s)
 
     def close(self) -> None:
-        """Close everything; requests have to have ended."""
+        """Close the knowledge bases and the store. Requests must have ended."""
         self.bases.close()
         chunks = self.__dict__.get("_chunks")
         if chunks is not None:
@@ -300,7 +273,7 @@ class Tenant:
             store.close()
 
     def _ask(self, base: KnowledgeBase, request: CompletionRequest) -> Callable[[], AnswerStream]:
-        """Return a function that asks a knowledge base."""
+        """Return a function that sends the request to a knowledge base."""
         turns = Turns.of(request.messages)
         options: AskKeywords = {**request.options, "generation": self._generation(request)}
         return lambda: base.stream(
@@ -332,7 +305,7 @@ class Tenant:
         return request.options.get("generation") or self.sampling()
 
     def _prepare(self, asked: DocumentPrompt) -> None:
-        """Prepare documents for requests that have them in another order or beside others."""
+        """Prepare documents for later requests with another order or other documents."""
         if self._chunks is not None:
             texts, options = [document.text for document in asked.documents], asked.options
             self._chunks.add(texts, options.system, asked.recipe, think=options.generation.think)
@@ -345,7 +318,7 @@ class Tenant:
     def _finish(
         self, begin: Callable[[], AnswerStream], cancelled: Callable[[], bool]
     ) -> Iterator[Event | Finished]:
-        """Yield a request's events and its end; look before each step whether it was given up."""
+        """Yield a request's events and at last its Finished. Check before each step whether it was cancelled."""
         texts: list[str] = []
         with cancellable(cancelled):
             check_cancelled()

@@ -1,4 +1,4 @@
-"""The tenants of a server: who has which API key, and so which folder."""
+"""The tenants of a server, their API keys and their folders."""
 
 import hashlib
 import hmac
@@ -18,11 +18,11 @@ _HASHED: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
 class Tenants:
-    """API keys and the names of their tenants. A name of None stands for the server's own home.
+    """API keys and the names of their tenants. The name None means the server's own home.
 
     Only digests of the keys are kept.
 
-    Raises InvalidRequest for a key that is too short or a mistyped digest, and for a name that no folder can have.
+    Raises InvalidRequest for a key that is too short, a mistyped digest, or a name that is no folder name.
     """
 
     def __init__(self, names: Mapping[str, str | None]) -> None:
@@ -32,27 +32,25 @@ class Tenants:
                 self._names[bytes.fromhex(digest[1])] = checked_name("tenant", name)
                 continue
             if key.lower().startswith("sha256:"):
-                # Else a mistyped digest would be the key itself: the tenant's own key fails, and the file's text works.
+                # Otherwise a mistyped digest would itself become the key, and the tenant's real key would not work.
                 whose = "an API key of the server" if name is None else f"the key of tenant {name!r}"
                 raise InvalidRequest(
-                    f"{whose} begins with sha256:, which only a digest in the tenants file does: "
-                    '"sha256:" in small letters, then 64 hexadecimal digits'
+                    f"{whose} begins with sha256:, as only a digest in the tenants file may; "
+                    'write "sha256:" in small letters, then 64 hexadecimal digits'
                 )
             if len(key) < MIN_KEY_LENGTH:
-                raise InvalidRequest(
-                    f"an API key has {len(key)} characters; {MIN_KEY_LENGTH} are the fewest that are safe"
-                )
+                raise InvalidRequest(f"an API key has {len(key)} characters; use at least {MIN_KEY_LENGTH}")
             self._names[_digest(key)] = name if name is None else checked_name("tenant", name)
 
     def name_of(self, key: str | None) -> str | None:
-        """Return the name of a key's tenant; the time it takes says nothing about the keys. Raises Unauthorized."""
+        """Return the name of a key's tenant, in a time that does not depend on the keys. Raises Unauthorized."""
         given, found = _digest(key or ""), None
         for digest in self._names:
             if hmac.compare_digest(given, digest):
                 found = digest
         if found is None:
             raise Unauthorized(
-                "the API key is missing or wrong: send one that the server was started with, as "
+                "the API key is missing or wrong: send a key that the server knows, as "
                 "`Authorization: Bearer KEY`"
             )
         return self._names[found]
@@ -64,9 +62,9 @@ class Tenants:
 def read_tenants(path: Path, own_keys: Sequence[str] = ()) -> Tenants:
     """Return the tenants of a TOML file whose table `tenants` gives each name its key, or "sha256:" and the key's digest.
 
-    `own_keys` are those of the server's own home.
+    `own_keys` are the keys of the server's own home.
 
-    Raises InvalidRequest, naming the file, if it cannot be read so.
+    Raises InvalidRequest, naming the file, if the file is not of this form.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tenants")
@@ -85,7 +83,7 @@ def read_tenants(path: Path, own_keys: Sequence[str] = ()) -> Tenants:
 
 
 def tenants_of(server: ServerConfig) -> Tenants | None:
-    """Return who may use the server, as its settings say; None for any client. Raises InvalidRequest."""
+    """Return the tenants that the settings name, or None if any client may use the server. Raises InvalidRequest."""
     keys = split(server.api_key)
     if server.tenants is not None:
         return read_tenants(Path(server.tenants).expanduser(), keys)
@@ -93,7 +91,7 @@ def tenants_of(server: ServerConfig) -> Tenants | None:
 
 
 def tenant_home(config: Config, name: str | None) -> Path:
-    """Return the folder that holds all of a tenant's."""
+    """Return the folder with all of a tenant's data."""
     return config.home if name is None else config.home / "tenants" / name
 
 
