@@ -1,4 +1,4 @@
-"""Settings: one frozen dataclass per component, read once, handed to constructors.
+"""Settings: one frozen dataclass per component. They are read once and passed to constructors.
 
 Order of precedence: arguments or flags, then environment variables (`KVWEAVE_` and the setting's name in
 capitals), then `config.toml` in the home folder, then the defaults here. `docs/reference/settings.md` is made from the
@@ -24,9 +24,11 @@ DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_THINKING_TOKENS = 2048
 DEFAULT_IDLE_SECONDS_PER_DAY = 3600.0
-"""Background work that no user asked for, per knowledge base: 4 % of a day. To predict 60 questions about 10 documents and answer
-them took one thread 185 s with a model of 270 million parameters (lab/docs/answer-cache.md); this is enough for models twenty times
-as slow."""
+"""Daily seconds of background work per knowledge base that no user asked for: 4 % of a day.
+
+Predicting 60 questions about 10 documents and answering them took one thread 185 s with a model of 270 million parameters. The
+budget is enough for a model twenty times as slow.
+"""
 EMBEDDING_MODELS = {"multilingual": "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"}
 """Short names of embedding models."""
 
@@ -146,7 +148,7 @@ class PredictionConfig:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationConfig:
-    """What calibration asks of a recipe.
+    """Bounds that a recipe must meet in calibration.
 
     Attributes:
         calibrate_first_tokens: Least share of questions whose first token is full attention's, 0..1.
@@ -208,9 +210,9 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """KV while decoding. With both None it is in memory, and decoding attends to all of it.
+    """KV while decoding. With both None, all KV is in memory and decoding attends to all of it.
 
-    With either one it is in a file, and decoding reads what it needs.
+    With either one, the KV is in a file, and decoding reads the entries that it selects.
 
     Attributes:
         kv_budget: KV entries per step, layer and KV head: a share of those stored up to 1, above it a number.
@@ -260,7 +262,7 @@ def read_config(
 ) -> Config:
     """Return the settings from `given`, the environment, and `config.toml` under `home`, in this order of precedence.
 
-    `given` are field names of any component (`model`, `chunk_tokens`, `top_k`, …); None means "not given".
+    `given` has fields of any component (`model`, `chunk_tokens`, `top_k`, …); None means "not given".
 
     Raises:
         InvalidRequest: an unknown name, a wrong type or an impossible value; the message names the setting.
@@ -317,7 +319,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of KVWEAVE_* variables, numbers and switches parsed; an empty variable counts as not set."""
+    """Return the settings of KVWEAVE_* variables with parsed numbers and switches. An empty variable counts as not set."""
     found: dict[str, Any] = {}
     for component in (Config, *_COMPONENTS.values()):
         for name, hint in typing.get_type_hints(component).items():
@@ -339,7 +341,7 @@ _SWITCHED = dict(zip("1 true yes on 0 false no off".split(), [True] * 4 + [False
 
 
 def _take(values: dict[str, Any], component: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Remove the named values and return them, if each has the type that the component states; int passes for float."""
+    """Remove the named values from `values` and return them. Raise InvalidRequest for a value of a wrong type; int passes as float."""
     hints = typing.get_type_hints(component)
     taken = {name: values.pop(name) for name in names if name in values}
     for name, value in taken.items():
@@ -352,7 +354,7 @@ def _take(values: dict[str, Any], component: Any, names: Iterable[str]) -> dict[
 
 
 Bound: TypeAlias = tuple[bool, str]
-"""Whether a setting's value is possible, and the error message if it is not."""
+"""Whether a setting's value is valid, and the error message if it is not."""
 
 _MOST = 2**31  # tokens, chunks and seeds beyond this are typing errors, and overflow elsewhere
 
@@ -383,7 +385,7 @@ def _prompt_bounds(chunking: ChunkingConfig, retrieval: RetrievalConfig) -> Iter
 
 
 def generation_bounds(generation: GenerationConfig) -> Iterator[Bound]:
-    """Yield whether each value is possible, and the error message if it is not."""
+    """Yield whether each value is valid, and the error message if it is not."""
     new_tokens, lookup_tokens = generation.max_new_tokens, generation.prompt_lookup_tokens
     temperature, top_p, seed = generation.temperature, generation.top_p, generation.seed
     yield (

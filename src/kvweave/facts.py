@@ -1,4 +1,4 @@
-"""Results as plain dictionaries, for `--json` and for replies over HTTP; and an answer from such dictionaries."""
+"""Turns results into plain dictionaries, for `--json` and for replies over HTTP, and such dictionaries into an answer."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 def facts(value: Any) -> Any:
-    """A result as dictionaries, lists and plain values; a plan's token counts are written out."""
+    """Return a result as dictionaries, lists and plain values. A plan includes its token counts."""
     if isinstance(value, Plan):
         counts = (
             "prompt_tokens",
@@ -45,7 +45,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def answer_from(stored: Mapping[str, Any]) -> Answer:
-    """Return the answer that `facts` made dictionaries of; raises KeyError and TypeError for other dictionaries."""
+    """Return the answer from the dictionaries that `facts` made of it. Raises KeyError or TypeError for any other dictionary."""
     plan, decoding = stored["plan"], stored.get("decoding")
     return dataclasses.replace(
         _made(Answer, stored),
@@ -61,11 +61,11 @@ def answer_from(stored: Mapping[str, Any]) -> Answer:
 
 
 def tokens_from(stored: Iterable[Mapping[str, Any]]) -> tuple[ExplainedToken, ...]:
-    """Return the explained tokens that `facts` made dictionaries of; raises as `answer_from`."""
+    """Return explained tokens from the dictionaries that `facts` made of them. Raises as `answer_from`."""
     return tuple(_made(ExplainedToken, each) for each in stored)
 
 
 def _made(kind: type[_Made], stored: Mapping[str, Any]) -> _Made:
-    """Return the dataclass of the entries that are its fields; a newer writer may have more."""
+    """Return a dataclass from the entries that are its fields. A newer version of kvweave may have written more entries."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in stored.items() if name in names})

@@ -1,7 +1,7 @@
-"""The engine in the caller's own process, for packages that connect it to another framework.
+"""An engine in the caller's own process, for packages that connect kvweave to other frameworks.
 
-It answers chats, and questions to the caller's documents or to a knowledge base, as a server does, without HTTP. Calls that
-come to the same models and settings share what is loaded. Code that runs models is imported when first needed.
+Like a server, but without HTTP, it answers chats and questions to the caller's documents or to a knowledge base. Calls with the
+same models and settings share the loaded models. Code that runs models is imported when first needed.
 """
 
 import atexit
@@ -29,16 +29,16 @@ DECODING: Final = {
     "seed": "seed",
     "max_tokens": "max_new_tokens",
 }
-"""Options of a call that say how it is decoded, by other frameworks' names for them, and kvweave's names."""
+"""Decoding options of a call: other frameworks' names and kvweave's names."""
 REUSE: Final = ("kb", "recipe", "ratio", "coverage", "top_k")
-"""Options of a call that say what it is answered from, and what is reused."""
+"""Options of a call for its knowledge base and for the reuse of KV."""
 
 _shared: "dict[Config, Serving]" = {}
 _guard = threading.Lock()
 
 
 class LocalEngine:
-    """One model, and the knowledge bases of one home. Threads may share it; everything is loaded when first needed."""
+    """One model and the knowledge bases of one home. Thread-safe; loads everything when first needed."""
 
     def __init__(self, serving: "Serving") -> None:
         self._serving = serving
@@ -51,12 +51,12 @@ class LocalEngine:
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer together, in tokens; loads the model."""
+        """Greatest length of prompt and answer together, in tokens; loads the model."""
         return self._model.geometry.context_tokens
 
     @property
     def new_tokens(self) -> int:
-        """The longest answer in tokens, where a request sets no length; loads the model."""
+        """Greatest length of an answer, in tokens, for a request that sets none; loads the model."""
         from kvweave.options import within_context
 
         given = self._tenant.config.generation.max_new_tokens
@@ -72,15 +72,15 @@ class LocalEngine:
         cancelled: threading.Event | None = None,
         **options: Unpack[AskKeywords],
     ) -> "Generator[Piece | Finished, None, None]":
-        """Yield the pieces of an answer and at last the whole.
+        """Yield the pieces of an answer and at last a Finished.
 
         Args:
-            messages: of the chat, in order; the last one is answered.
+            messages: the messages of the chat, in order; the last one is answered.
             documents: names and texts of chunks that the caller has retrieved, in the order of the prompt.
             decoding: fields of `Sampling`; None leaves one to the settings.
-            kb: instead of documents, the knowledge base that holds them.
-            cancelled: ends the request once it is set.
-            options: as of `KnowledgeBase.ask`.
+            kb: the knowledge base to answer from, instead of documents.
+            cancelled: ends the request when it is set.
+            options: further options of `KnowledgeBase.ask`.
 
         Raises as `Tenant.complete`.
         """
@@ -94,11 +94,10 @@ class LocalEngine:
                 yield event
 
     def passages(self, kb: str, question: str, top_k: int | None = None) -> tuple[Source, ...]:
-        """Return the passages of a knowledge base that a question finds, best first; loads no language model.
+        """Return the passages of a knowledge base for a question, best first. Loads no language model.
 
         Raises KnowledgeBaseNotFound, EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
         """
-
         with self._tenant.bases.using(kb) as base:
             return base.passages(question, top_k)
 
@@ -110,34 +109,34 @@ class LocalEngine:
 def call_options(
     model: object, given: Mapping[str, Any], more: Sequence[str], beside: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the options of a call, those that it leaves out as the attributes of `model` have them.
+    """Return the options of a call, with the attributes of `model` for options that the call leaves out.
 
-    They are DECODING, REUSE and `more`; a call may also give those in `beside`. Raises InvalidRequest for any other.
+    The options are DECODING, REUSE and `more`; a call may also give those in `beside`. Raises InvalidRequest for any other.
     """
     defaults = {name: getattr(model, name) for name in (*DECODING, *REUSE, *more)}
     if unknown := given.keys() - defaults.keys() - set(beside):
         raise InvalidRequest(
-            f"{type(model).__name__} has no option {sorted(unknown)[0]!r}; there are {', '.join([*beside, *sorted(defaults)])}"
+            f"{type(model).__name__} has no option {sorted(unknown)[0]!r}; choose from {', '.join([*beside, *sorted(defaults)])}"
         )
     return {**defaults, **given}
 
 
 def decoding_of(options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `Sampling` that options of a call set, and the texts before which the answer ends."""
+    """Return a call's decoding options as fields of `Sampling`, including the texts that end the answer."""
     return {**{ours: options[name] for name, ours in DECODING.items()}, "stop": tuple(stop)}
 
 
 def answer_facts(finished: "Finished") -> dict[str, Any]:
-    """Return what was reused for an answer (answer, kv or miss), its plan, timing and sources, as plain values."""
+    """Return the kind of reuse (answer, kv or miss), the plan, timing and sources of an answer, as plain values."""
     answer = finished.answer
-    told = {"cache": finished.cache, "plan": answer.plan, "timing": answer.timing, "sources": answer.sources}
-    return {name: facts(value) for name, value in told.items()}
+    found = {"cache": finished.cache, "plan": answer.plan, "timing": answer.timing, "sources": answer.sources}
+    return {name: facts(value) for name, value in found.items()}
 
 
 def local_engine(kb: str | None = None, home: str | Path | None = None, **settings: Any) -> LocalEngine:
-    """Return the engine for some settings; the models are those of the knowledge base where the settings name none.
+    """Return the engine for these settings. If they name no models, it uses those of the knowledge base.
 
-    `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown or impossible one.
+    `settings` are those of `kvweave.open`. Raises InvalidRequest for an unknown setting or an invalid value.
     """
     from kvweave.server.serving.serving import Serving
 
@@ -150,7 +149,7 @@ def local_engine(kb: str | None = None, home: str | Path | None = None, **settin
 
 
 def close_local_engines() -> None:
-    """Close every engine of the process: running requests get ten seconds. Nothing that is stored is lost."""
+    """Close every engine of the process, after up to ten seconds for running requests. Stored data stays."""
     with _guard:
         engines = list(_shared.values())
         _shared.clear()

@@ -1,4 +1,4 @@
-"""What calls return: the answer to a question with its plan, timing and sources, and the report of an `add`."""
+"""The results of calls: answers with their plan, timing and sources, found passages, and reports."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,10 +8,10 @@ from kvweave.types import SpanKind
 
 SpanOrigin = Literal["exact", "reused", "fresh"]
 FinishReason = Literal["stop", "length"]
-"""Why a reply ended: the model ended it, or it reached its greatest length."""
+"""Why a reply ended: stop if the model ended it, length if it reached its greatest length."""
 TokenOrigin = Literal["exact", "reused", "recomputed", "fresh"]
 AnswerCacheUse = Literal["use", "refresh", "off"]
-"""What a request does with the answer cache.
+"""The use of the answer cache by a request.
 
 use: return a cached answer if there is one, and store a new one; refresh: compute and store an answer; off: neither.
 """
@@ -25,9 +25,9 @@ class PlanSpan:
         kind: system, chunk or question.
         start: first prompt position.
         end: prompt position after the last one.
-        origin: where the KV came from, before selection.
-        recomputed_tokens: number of its tokens that were then recomputed.
-        reason: for people: which entry was used, or why none.
+        origin: origin of the KV before tokens are selected for recomputation.
+        recomputed_tokens: number of tokens that were then recomputed.
+        reason: the stored entry that was used, or why no entry was used, as text for people.
         chunk: index into Prompt.chunks.
     """
 
@@ -47,9 +47,9 @@ class PlanSpan:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCacheHit:
-    """A cached answer was used: its question, the cosine (-1..1) to the one asked, and when it was computed.
+    """The use of a cached answer: its question, the cosine (-1..1) of the two questions, and the time of its computation.
 
-    `made_at_s` is seconds since 1970.
+    `made_at_s` is in seconds since 1970.
     """
 
     question: str
@@ -59,16 +59,16 @@ class AnswerCacheHit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request computed and what it reused, span by span; the four token counts add up to the prompt.
+    """The computed and reused parts of a prompt, span by span. The four token counts add up to its length.
 
     Attributes:
-        recipe: full name.
-        ratio: the budget; 0 if it was a coverage.
-        spans: of the prompt, in order; none for a cached answer.
-        coverage: the budget; None if it was a ratio.
-        cache_hit: the cached answer's question, cosine and time; None if the answer was computed.
-        auto: why `auto` stands for this recipe; empty if a recipe was named.
-        without_vector: chunks that had no vector yet: words alone find them.
+        recipe: full name of the recipe.
+        ratio: the budget of recomputation as a ratio; 0 if the budget was a coverage.
+        spans: the spans of the prompt, in order; empty for a cached answer.
+        coverage: the budget as a coverage; None if it was a ratio.
+        cache_hit: the cached answer that was used; None if the answer was computed.
+        auto: why `auto` selected this recipe; empty if a recipe was named.
+        without_vector: number of chunks without a vector yet, which only their words can find.
     """
 
     recipe: str
@@ -113,11 +113,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedToken:
-    """One prompt token and where its KV came from in the end.
+    """One prompt token and the final origin of its KV.
 
-    `text` is what the token adds to the text before it. Of several tokens that form one character, all but the last have
-    an empty text. `origin` distinguishes stored KV that was recomputed from stored KV that was used unchanged. `score` is
-    what the recipe gave the token for its choice of tokens to recompute, None where it gave none.
+    `text` is the text that the token adds. Of several tokens that form one character, all but the last have an empty text.
+    `origin` distinguishes stored KV that was recomputed from stored KV that was used unchanged. `score` is the token's score in the
+    recipe's choice of tokens to recompute, or None without a score.
     """
 
     id: int
@@ -128,9 +128,9 @@ class ExplainedToken:
 
 @dataclass(frozen=True, slots=True)
 class LikelyToken:
-    """A token that may follow, what it adds to the text, and the natural logarithm of its probability.
+    """A possible next token, the text that it adds, and the natural logarithm of its probability.
 
-    The probability is the model's own: before temperature and nucleus.
+    The probability is the model's, before temperature and nucleus sampling.
     """
 
     id: int
@@ -140,16 +140,16 @@ class LikelyToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob(LikelyToken):
-    """A chosen token, and the likeliest tokens at its place, the likeliest first; it may be one of them."""
+    """A chosen token, and the likeliest tokens at its position, likeliest first; the chosen token may be one of them."""
 
     likeliest: tuple[LikelyToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """How far a request's prompt is: so many of its tokens are in the KV cache, `cached_tokens` of them from stored KV.
+    """The progress of a prompt: `done_tokens` are in the KV cache, `cached_tokens` of them from stored KV.
 
-    `total_tokens` is 0 while the prompt is not known.
+    `total_tokens` is 0 until the prompt is assembled.
     """
 
     done_tokens: int
@@ -159,7 +159,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next piece of an answer's text, and its tokens if log probabilities were asked for.
+    """The next piece of an answer's text, and its tokens if the request asked for log probabilities.
 
     The text of a piece may end inside a token.
     """
@@ -170,7 +170,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a request's time went, in seconds.
+    """The times of a request, in seconds.
 
     `ttft_s` is the time from the request's start to the first token's logits. It contains retrieve, tokenize, match (look up
     and load), place (verify, rotate and lay out layers), select, recompute, and the time between them.
@@ -192,7 +192,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStats:
-    """What decoding with the KV on disk read and kept in memory, per generated token.
+    """The reads and the memory of decoding with the KV on disk, per generated token.
 
     Attributes:
         attended_per_token: entries attended to, summed over layers and KV heads.
@@ -219,8 +219,8 @@ class DecodeStats:
 class Source:
     """A chunk of the prompt: its document, character offsets, text, and retrieval score (higher is better).
 
-    `page` (or slide, from 1), `heading` ("Guide > Setup") and `line` (from 1) tell people where it begins. None or empty
-    where the document has none, or was indexed by a version that did not record them.
+    `page` (or slide, from 1), `heading` ("Guide > Setup") and `line` (from 1) are its place for people. They are None or
+    empty if the document has none, or if an older version of kvweave indexed it.
     """
 
     document: str
@@ -235,19 +235,19 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class FoundPassage:
-    """A passage that a search found, and why; None where a ranking does not have it.
+    """A passage that a search found, with its place in each ranking, or None if it is not in the ranking.
 
     Attributes:
-        source: the passage, its place and its score.
+        source: the passage with its place and its score.
         word_rank: its place by words, from 1.
         bm25: its score by words.
         words: the words of the question that it holds, as they are indexed: `~` marks a stem, `^` a name.
         vector_rank: its place by vectors, from 1.
         cosine: similarity of its vector to the question's, -1..1.
         all_words: whether it holds every word of the question, and few chunks do.
-        quotes: what of the question it holds word for word, and few chunks do; this puts it first.
-        rerank_score: what the reranker gave it; None without one.
-        lacks_vector: whether it has no vector yet, and was found by its words alone.
+        quotes: the parts of the question that it holds word for word, and few chunks do; they rank it first.
+        rerank_score: the reranker's score; None without a reranker.
+        lacks_vector: whether it has no vector yet, so that only its words found it.
     """
 
     source: Source
@@ -264,17 +264,17 @@ class FoundPassage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `ask` returns.
+    """The answer to a question.
 
     Attributes:
         text: the answer; empty if the reply ended inside the model's thoughts.
         sources: the chunks of the prompt.
-        plan: what was computed and what was reused.
-        timing: where the time went.
-        decoding: None if the answer was decoded with all KV in memory.
+        plan: the computed and reused parts of the prompt.
+        timing: the times of the request.
+        decoding: the reads of decoding with the KV on disk; None if all KV was in memory.
         reasoning: a reasoning model's thoughts before the answer; they are not cached.
         finish_reason: why the reply ended; "stop" for a cached answer.
-        supported: whether the passages hold the answer; None if that was not checked (setting `check_answers`).
+        supported: whether the passages support the answer; None without the setting `check_answers`.
     """
 
     text: str
@@ -289,7 +289,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SkippedFile:
-    """A file that `add` skipped, and why."""
+    """A file that `add` skipped, and the reason."""
 
     path: Path
     reason: str
@@ -305,7 +305,7 @@ class DocumentNote:
 
 @dataclass(frozen=True, slots=True)
 class CopiedDocument:
-    """A document with the same bytes as another, `same_as`; what both hold counts once in a search."""
+    """A document with the same bytes as the document `same_as`. A search counts the two as one."""
 
     path: Path
     same_as: Path
@@ -313,10 +313,10 @@ class CopiedDocument:
 
 @dataclass(frozen=True, slots=True)
 class AddReport:
-    """The result of one `add`: sources by what happened to them, chunks, and chunk KV computed or left out by the limit.
+    """The result of one `add`: the sources by outcome, the number of chunks, and the chunk KV computed or over the store's limit.
 
-    `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared; questions about
-    them are answered all the same. `vectors_waiting` of them are found by their words alone until their vectors are there.
+    `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared; questions can
+    already use them. `vectors_waiting` of them are found only by their words until their vectors are computed.
     """
 
     added: tuple[str, ...] = ()
@@ -336,9 +336,9 @@ class AddReport:
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """The result of one `prepare`: for how many chunks KV or features were stored, and how many exceed the store's limit.
+    """The result of one `prepare`: chunks with newly stored KV or features, and chunks left out by the store's limit.
 
-    `embedded` chunks had no vector before.
+    `embedded` is the number of chunks that got their first vector.
     """
 
     computed: int = 0
@@ -348,5 +348,5 @@ class PrepareReport:
 
     @property
     def chunks(self) -> int:
-        """For how many chunks anything was stored, at least."""
+        """Least number of chunks for which KV, features or a vector were stored."""
         return max(self.computed, self.embedded)

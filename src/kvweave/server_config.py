@@ -1,4 +1,4 @@
-"""Settings of the server, which `kvweave.config` reads with all others; and what a setting means, in a sentence."""
+"""Settings of the server, which `kvweave.config` reads with all others, and the help texts of settings."""
 
 import inspect
 import re
@@ -55,12 +55,12 @@ class ServerConfig:
 
 
 def split(text: str | None) -> tuple[str, ...]:
-    """Return what a setting lists, separated by commas."""
+    """Return the parts of a comma-separated setting."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def server_bounds(server: ServerConfig) -> Iterator[tuple[bool, str]]:
-    """Yield whether each setting's value is possible, and the error message if it is not."""
+    """Yield whether each setting's value is valid, and the error message if it is not."""
     yield 0 <= server.port < 2**16, f"port is {server.port}; it must be between 0 (a free one) and 65535"
     yield server.max_queue >= 0, f"max_queue is {server.max_queue}; it cannot be negative (0: none waits)"
     for name in ("max_running", "max_body_bytes", "max_upload_bytes", "max_connections"):
@@ -73,7 +73,7 @@ def server_bounds(server: ServerConfig) -> Iterator[tuple[bool, str]]:
 
 
 def meanings(component: Any) -> dict[str, str]:
-    """Return what the docstring of a component of the settings says about each of them, on one line."""
+    """Return the help text of each setting of a component, on one line, from the component's docstring."""
     _, _, text = (inspect.getdoc(component) or "").partition("Attributes:\n")
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.split("\n\n")[0], re.M)
-    return {name: " ".join(said.split()) for name, said in found}
+    return {name: " ".join(meaning.split()) for name, meaning in found}

@@ -9,8 +9,8 @@ from subprocess import DEVNULL, Popen
 
 import pytest
 
-from kvweave.cli.preparation import start_detached
 from kvweave.files import try_lock
+from kvweave.server.chunk_worker import start_detached
 from processes import python_program
 
 GLORRIC = "What is the password of Glorric?"

@@ -169,7 +169,7 @@ def test_a_server_that_dies_in_the_answer_gives_one_line(home, command):
         failed = command("ask", GLORRIC, code=1)
     assert failed.stdout == "from "
     (line,) = failed.stderr.strip().splitlines()
-    assert "the answer above is not whole: ask again" in line
+    assert "the answer above is incomplete: ask again" in line
 
 
 def test_with_json_nothing_is_printed_before_the_end_so_this_process_answers(filled, command):

@@ -9,9 +9,9 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.cli.preparation import Worker
     from kvweave.knowledge_base import KnowledgeBase
     from kvweave.results import AddReport, SkippedFile
+    from kvweave.server.chunk_worker import Worker
     from kvweave.state.knowledge_base_state import Progress
 
 
@@ -35,9 +35,9 @@ def add(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Index files and folders, which can then be asked about; chunk KV follows in the background.
+    """Index files and folders, so that you can ask about them; chunk KV follows in the background.
 
-    A second run does only what changed.
+    A second run indexes only what has changed.
     """
     from kvweave.cli.output import progress_bar
 
@@ -55,7 +55,7 @@ def add(
 def _watch(
     paths: list[str], base: "KnowledgeBase", options: opt.SharedOptions, json: bool, quiet: bool
 ) -> None:
-    """Print a report of the folders, and then of each change."""
+    """Print a report of the folders, then one of each change."""
     from kvweave.cli.output import STDERR
     from kvweave.state.knowledge_base_state import no_progress
 
@@ -73,7 +73,7 @@ def _watch(
 def _prepare(
     done: "AddReport", base: "KnowledgeBase", options: opt.SharedOptions, report: "Progress"
 ) -> "tuple[AddReport, Worker | None]":
-    """Prepare the chunks, or hand them to another process; return the report, and that process."""
+    """Prepare the chunks or leave them to another process; return the report and that process."""
     if not done.chunk_kv_waiting:
         return done, None
     if base.config.wait:
@@ -85,9 +85,14 @@ def _prepare(
             chunk_kv_waiting=0,
             seconds=done.seconds + prepared.seconds,
         ), None
-    from kvweave.cli.preparation import hand_over
+    from kvweave.files import absolute_if_path
+    from kvweave.server.chunk_worker import hand_over
 
-    return done, hand_over(options, base)
+    paths = replace(
+        options, model=absolute_if_path(options.model), auxiliary=absolute_if_path(options.auxiliary)
+    )
+    names = [name for name in (*opt.MODEL, *opt.REUSE) if name != "shared"]
+    return done, hand_over(base, opt.arguments_of(paths, names), options.shared)
 
 
 def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
@@ -97,14 +102,14 @@ def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
     if json:
         print_json(done if worker is None else {**facts(done), "preparation": facts(worker)})
     else:
-        _tell(done, worker)
+        _print_text(done, worker)
 
 
-def _tell(done: "AddReport", worker: "Worker | None") -> None:
+def _print_text(done: "AddReport", worker: "Worker | None") -> None:
     from rich.text import Text
 
     from kvweave.cli.output import STDERR, STDOUT, seconds
-    from kvweave.cli.preparation import duration
+    from kvweave.cli.preparation import duration, worker_sentence
 
     for skipped in done.skipped:
         STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
@@ -123,13 +128,15 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
         ("removed", done.removed),
         ("unchanged", done.unchanged),
     ]
-    said = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
+    sources = ", ".join(f"{len(found)} {what}" for what, found in counts if found) or "nothing to index"
     kinds = _kinds([*done.added, *done.changed])
     by_kind = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if len(kinds) > 1 else ""
     computed = "" if worker else f", KV computed for {done.chunk_kv_computed}"
     chunks = "chunk" if done.chunks == 1 else "chunks"
-    told = f"{said}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}"
-    STDOUT.print(told, soft_wrap=True)
+    STDOUT.print(
+        f"{sources}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}",
+        soft_wrap=True,
+    )
     if worker is not None:
         begins = worker.unprepared_s
         until = (
@@ -142,7 +149,7 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
             STDOUT.print(
                 f"{done.vectors_waiting} chunks are found by their words alone until their vectors are there"
             )
-        STDOUT.print(f"{worker}", soft_wrap=True)
+        STDOUT.print(worker_sentence(worker), soft_wrap=True)
     if done.chunk_kv_left_out:
         STDOUT.print(
             f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "
@@ -151,7 +158,7 @@ def _tell(done: "AddReport", worker: "Worker | None") -> None:
 
 
 def _kinds(sources: list[str]) -> list[tuple[str, int]]:
-    """Return how many documents each kind of file has, most first."""
+    """Return the number of documents of each kind of file, most frequent first."""
     from kvweave.documents.file_types import content_suffix
 
     return Counter(content_suffix(source) or "without a suffix" for source in sources).most_common()

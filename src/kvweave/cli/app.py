@@ -1,6 +1,4 @@
-"""The `kvweave` command: loads the command that was named, ours or another package's, and turns every expected error into
-one line.
-"""
+"""The `kvweave` command: loads the named command, from kvweave or a plugin, and prints every expected error as one line."""
 
 import logging
 import os
@@ -34,20 +32,20 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
     "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
 }
-"""Own commands in the order of `--help`: where each is below `kvweave.cli`, and its line in that list."""
+"""kvweave's own commands in the order of `--help`: module and function below `kvweave.cli`, and the summary."""
 
 
 class LazyGroup(TyperGroup):
-    """A command group that imports a command when it is used. `--help` imports those of plugins alone."""
+    """A command group that imports a command when it is used. `--help` imports only those of plugins."""
 
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Own commands first, then those of plugins by name."""
+        """Return kvweave's own commands, then those of plugins by name."""
         return [*OWN, *sorted(name for name in plugins(GROUP) if name not in OWN)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name, or None."""
+        """Return the command of this name, or None."""
         if cmd_name in OWN:
             if self._listing:
                 return TyperCommand(cmd_name, help=OWN[cmd_name][1])
@@ -57,14 +55,14 @@ class LazyGroup(TyperGroup):
         return None if plugin is None else _command(cmd_name, plugin.load())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As the base class; the error about an unknown command says how to get those of kvweave-lab."""
+        """Resolve a command as the base class does; the error for an unknown one says how to install kvweave-lab's commands."""
         known = ctx.resilient_parsing or args[0].startswith("-") or args[0] in self.list_commands(ctx)
         if not known:
             ctx.fail(f"No such command {args[0]!r}{more_in_lab(GROUP)}.")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help; own commands are not imported for it."""
+        """Print the help without importing kvweave's own commands."""
         self._listing = True
         try:
             super().format_help(ctx, formatter)
@@ -73,7 +71,7 @@ class LazyGroup(TyperGroup):
 
 
 def _command(name: str, target: Any) -> Any:
-    """The command that a Typer app or a function is."""
+    """Return a Typer app or a function as a command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(target, typer.Typer):
         app.add_typer(target, name=name)
@@ -118,7 +116,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; exit code 1 for an expected error, 2 for wrong usage, 130 when interrupted."""
+    """Run the command line. The exit code is 1 for an expected error, 2 for wrong usage and 130 on Ctrl-C."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
@@ -131,9 +129,11 @@ def main() -> None:
         if interrupt := interrupt_behind(error):
             _print(message(interrupt))
             sys.exit(INTERRUPTED)
-        if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, in some library
+        if isinstance(error, RuntimeError) and "home directory" in str(
+            error
+        ):  # raised by pathlib in some library
             error = InvalidRequest(
-                "no home folder of this user is known; set HOME, and name --home or KVWEAVE_HOME"
+                "this user has no home folder; set HOME, and give --home or set KVWEAVE_HOME"
             )
         if not isinstance(error, KvweaveError | OSError):
             raise

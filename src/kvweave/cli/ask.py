@@ -73,7 +73,7 @@ def ask(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with its options; `quiet` prints no pieces."""
+    """A question with its options. With `quiet`, no pieces are printed."""
 
     question: str
     options: "AskKeywords"
@@ -91,7 +91,7 @@ def _ask_here(options: opt.SharedOptions, asked: Asked) -> "Answered":
 
 
 def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | None":
-    """Answer through the running server, and print the pieces; None if this process has to answer after all."""
+    """Print the pieces of the running server's answer and return the answer, or None if this process must answer."""
     if server.client is None:
         return None
     from kvweave.errors import ServerRefused, ServerUnavailable
@@ -108,8 +108,8 @@ def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | No
             return stream.answer, stream.tokens
     except (ServerUnavailable, ServerRefused) as error:
         if printed:
-            raise ServerUnavailable(f"{error}; the answer above is not whole: ask again") from error
-        # A refusal is explained best by the process that has all the details; what it refuses may well work here.
+            raise ServerUnavailable(f"{error}; the answer above is incomplete: ask again") from error
+        # The server may refuse a request that works in this process, whose errors also have more detail.
         server.give_up(error)
         return None
 
@@ -130,13 +130,13 @@ def _print_answer(
     explain: bool,
     json: bool,
 ) -> None:
-    """Print what comes after the text, or everything as JSON."""
+    """Print the sources and the plan after the text, or everything as JSON."""
     from kvweave.cli.output import print_json
     from kvweave.facts import facts
 
     if json:
-        told = {"server": server.facts()} if server.url and (explain or not server.unused) else {}
-        print_json({**facts(answer), **({"tokens": tokens} if explain else {}), **told})
+        used = {"server": server.facts()} if server.url and (explain or not server.unused) else {}
+        print_json({**facts(answer), **({"tokens": tokens} if explain else {}), **used})
         return
     typer.echo()
     _print_sources(answer)

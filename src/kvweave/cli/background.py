@@ -85,7 +85,7 @@ def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, q
     opt.quiet_libraries()
     with options.open_kb() as base, progress_bar(quiet or json) as report:
         if watch:
-            base.watch_idle(threading.Event(), report)  # until it is interrupted
+            base.watch_idle(threading.Event(), report)  # returns on Ctrl-C
             return
         done = base.idle(report, low_load=low_load)
     if json:
@@ -103,7 +103,7 @@ def _print(done: "BackgroundReport") -> None:
 
 
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
-    """Print what background work did, what it was worth, and whether it may run now."""
+    """Print the results and the worth of background work, and whether it may run now."""
     from kvweave.cli.output import STDOUT, print_json
     from kvweave.facts import facts
 
@@ -140,7 +140,7 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
 
 def _predictions(status: "IdleStatus") -> list[str]:
-    """Return what each kind of prediction that has been tried is worth, and what was dropped."""
+    """Return a line with the worth of each kind of prediction tried so far, and lines with the dropped ones."""
     from kvweave.cli.output import seconds
 
     lines = []

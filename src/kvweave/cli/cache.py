@@ -48,7 +48,7 @@ def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
 
 
 def _print_converted(models: "list[ConvertedModel]") -> None:
-    """Print the converted GGUF models of the home folder, if there are any."""
+    """Print the converted GGUF models of the home folder, if it has any."""
     from kvweave.cli.output import STDOUT, amount
 
     if not models:
@@ -86,7 +86,7 @@ def _tiers(found: "StoreStats") -> "Table":
 
     from kvweave.cli.output import amount, share
 
-    where = Column("", overflow="fold")  # an address is no use without its end
+    where = Column("", overflow="fold")  # wrap addresses instead of cutting them off
     table = Table("tier", "entries", "size", "limit", "hits", where, box=None, header_style="bold")
     for tier, totals in found.by_tier.items():
         hits = share(totals.hits / found.hits) if found.hits else "none yet"
@@ -116,7 +116,7 @@ def verify(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
 
 
 def _verified(report: "VerifyReport") -> list[str]:
-    """Return what a check of the store found: a line for each kind of fault that occurred."""
+    """Return the lines of a verification report: one for each kind of fault that occurred."""
     checked, damaged = report.checked + report.shared_checked, (*report.damaged, *report.shared_damaged)
     counted = f"{len(damaged):,} damaged and dropped:" if damaged else "none damaged."
     lines = [f"{checked:,} {'entry' if checked == 1 else 'entries'} verified, {counted}"]
@@ -182,7 +182,7 @@ def clear(*, options: opt.SharedOptions) -> None:
 
 
 def savings(base: "KnowledgeBase") -> dict[str, Any]:
-    """Return the answer cache, the predictions and the background work they took, as plain values."""
+    """Return the totals of the answer cache, of predictions and of background work, as plain values."""
     from kvweave.facts import facts
 
     predictions = base.predictions.predicted.totals()
@@ -194,7 +194,7 @@ def savings(base: "KnowledgeBase") -> dict[str, Any]:
 
 
 def print_savings(found: dict[str, Any]) -> None:
-    """Print the same as text, without predictions if there are none."""
+    """Print these totals as text; leave out predictions and background work that never happened."""
     from kvweave.cli.output import STDOUT, amount, seconds, share
 
     answers, predictions, idle = found["answers"], found["predictions"], found["idle"]

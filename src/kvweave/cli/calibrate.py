@@ -86,7 +86,7 @@ def _print_trials(verdict: "Verdict") -> None:
 
 
 def _read(path: Path) -> list[str]:
-    """Return the questions of a file of JSON lines; raises InvalidRequest for a line that is none."""
+    """Return the questions of a file of JSON lines. Raises InvalidRequest for any other line."""
     import json
 
     from kvweave.errors import InvalidRequest

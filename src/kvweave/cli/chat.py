@@ -1,4 +1,4 @@
-"""chat: a conversation about the documents, resumed where it was left."""
+"""chat: a conversation about the documents, which a later run resumes."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -39,24 +39,23 @@ def chat(
     from kvweave.server.client.choice import choose_server
 
     with ExitStack() as stack:
-        # The server decodes conversations by its own settings: of all settings, a request carries top_k alone.
-        server, said = choose_server(options.config(), ("top_k",)), ""
+        # The server decodes conversations with its own settings; a request carries only top_k.
+        server, printed = choose_server(options.config(), ("top_k",)), ""
         talk = _Talk(options, name, server, stack, new=new)
         for question in _lines():
             for piece in talk.send(question):
                 typer.echo(piece, nl=False)
             typer.echo()
             who = server.line or "answered by this process"
-            if explain and who != said:
-                said = who
-                # Not among the answers, which a pipe may read.
-                typer.echo(who, err=True)
+            if explain and who != printed:
+                printed = who
+                typer.echo(who, err=True)  # a pipe may read the answers from standard output
 
 
 class _Talk:
-    """A conversation, held by the running server; by this process where there is none, or from when it is gone.
+    """A conversation in the running server, or in this process if no server runs or it stops responding.
 
-    Both keep it in the same files after every turn, so that either goes on from what the other left. `stack` closes it.
+    Both store the conversation in the same files after every turn, so either can continue it. Closing `stack` closes it.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class _Talk:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines typed or piped in, up to an empty one."""
+    """Yield the lines of standard input up to an empty one."""
     while True:
         if sys.stdin.isatty():
             typer.echo("> ", nl=False)

@@ -77,7 +77,7 @@ def _sample_kb(home: Path) -> "KnowledgeBase":
 
 
 def _ask_all(base: "KnowledgeBase") -> list[Asked]:
-    """Answer every question in each way. One question goes first, so that no timed run includes loading."""
+    """Answer every question in each way, after one question that loads the models, so that no timed run includes loading."""
     from kvweave.samples import sample_questions
 
     questions = sample_questions()
@@ -110,7 +110,7 @@ def _row(asked: Asked) -> dict[str, object]:
 
 
 def _measure_speed(folder: Path) -> dict[str, float]:
-    """Time full prefill, cold and warm reuse of the same prompt; medians of three interleaved rounds."""
+    """Return the times of full prefill and of cold and warm reuse of one prompt: medians of three interleaved rounds."""
     import statistics
 
     from kvweave import ChunkStore, Prompt, prepare
@@ -168,7 +168,7 @@ def _print_answers(asked: list[Asked]) -> None:
     STDOUT.print(table)
     STDOUT.print(
         "A cross marks a wrong answer. Plain reuse loses what one chunk says about another. The default recipe prepares "
-        "chunks behind the one before and recomputes a tenth of their tokens; `--ratio 1` recomputes everything.\n"
+        "each chunk after the one before it and recomputes a tenth of its tokens; `--ratio 1` recomputes everything.\n"
     )
     times = Table(title="Time to first token", title_justify="left", header_style="bold")
     times.add_column("question", overflow="fold")
@@ -181,8 +181,8 @@ def _print_answers(asked: list[Asked]) -> None:
         times.add_row(one.question.text, *measured, reused)
     STDOUT.print(times)
     STDOUT.print(
-        "From the retrieved chunks to the first token's logits. Cold: stored KV is read from the disk. This model is tiny: "
-        "most of the time that is left is Python's."
+        "The time from the retrieved chunks to the first token's logits. Cold: kvweave reads stored KV from the disk. This model is "
+        "tiny, so Python itself takes most of the remaining time."
     )
 
 

@@ -1,4 +1,4 @@
-"""doctor: what this machine, its processor, the model and the store can do, and what is wrong."""
+"""doctor: reports on the machine, the processor, the model and the store, and finds faults."""
 
 import importlib.util
 import platform
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact; if `ok` is False something does not work, and `detail` says what to do."""
+    """One fact. If `ok` is False something does not work, and `detail` says what to do."""
 
     name: str
     ok: bool
@@ -64,7 +64,7 @@ def _machine() -> list[Finding]:
     import torch
     import transformers
 
-    cores = _cores()  # before the number of threads is read
+    cores = _cores()  # sets the number of threads, which is read below
     capability = torch.backends.cpu.get_cpu_capability()
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     return [
@@ -82,7 +82,7 @@ def _machine() -> list[Finding]:
 
 
 def _cores() -> str:
-    """Say how many cores and threads there are, and what limits them."""
+    """Describe the cores and threads and their limits."""
     import os
 
     from kvweave.machine import THREAD_VARIABLES, cpu_limits, respect_cpu_limits
@@ -98,7 +98,7 @@ def _cores() -> str:
 
 
 def _memory() -> str:
-    """Say how much memory is left, and the container's limit."""
+    """Describe the available memory and the container's limit."""
     from kvweave.cli.output import amount
     from kvweave.machine import available_memory_bytes, memory_limit_bytes
 
@@ -109,7 +109,7 @@ def _memory() -> str:
 
 
 def _cpu_units() -> str:
-    """Name the processor's units, and say what kvweave does with them."""
+    """Describe the processor's vector units and kvweave's use of them."""
     import torch
 
     from kvweave.machine import cpu_units, has_fast_matmul
@@ -120,12 +120,12 @@ def _cpu_units() -> str:
     dtype = (
         "bfloat16 models compute in bfloat16"
         if half
-        else "no units for bfloat16, so such models compute in float32"
+        else "no units for bfloat16, so bfloat16 models compute in float32"
     )
     integers = (
         "--weights int8 multiplies in integers, faster than float32"
         if has_integer_kernel()
-        else "--weights int8 saves memory and is slower than float32, without kernels for integers"
+        else "--weights int8 saves memory but is slower than float32, since there are no integer kernels"
     )
     return f"{', '.join(units) or 'no vector units that kvweave knows'}: {dtype}; {integers}"
 
@@ -148,7 +148,7 @@ def _extras() -> list[Finding]:
 
 
 def _families() -> list[Finding]:
-    """Name the popular families that cannot be used as other models are."""
+    """Name the popular model families with limited or no support."""
     from kvweave.models.families import PREFIX_ONLY, REFUSED, listed
 
     return [
@@ -191,7 +191,7 @@ def _read_only(base: "KnowledgeBase") -> str:
     if not base.store.read_only:
         return ""
     return (
-        "; read-only: questions are answered and nothing is remembered, and nothing can be added or removed"
+        "; read-only: you can ask questions, but kvweave stores no answers and cannot add or remove documents"
     )
 
 
@@ -203,8 +203,8 @@ def _documents(base: "KnowledgeBase") -> list[Finding]:
         found.append(Finding("index", False, detail))
     if missing:
         detail = (
-            f"{missing} chunks lack what is prepared of them, KV or notes beside it; what a question needs is computed "
-            "when it is asked, or done without; "
+            f"{missing} chunks lack prepared KV or data beside it; a question computes the KV that it needs and does without "
+            "the rest; "
         )
         detail += sentence(base.preparation.status()) or "add again to prepare it now"
         found.append(Finding("chunk KV to do", True, detail))
@@ -218,7 +218,7 @@ def _embedding(encoder: "TextEncoder") -> list[Finding]:
 
 
 def _model(model: "LoadedModel") -> list[Finding]:
-    """Describe the model and what it can be used for."""
+    """Describe the model and its uses."""
     from kvweave.models.adapter import Adapter
 
     if isinstance(model, Adapter):
@@ -230,9 +230,7 @@ def _model(model: "LoadedModel") -> list[Finding]:
             True,
             f"{model.fingerprint.name}, {type(model.model).__name__}, {limits.dtype}, context {limits.context_tokens}",
         ),
-        Finding(
-            "recipe prefix alone", True, f"{model.reason}; checked that it continues from a stored state"
-        ),
+        Finding("recipe prefix alone", True, f"{model.reason}; a check continued from a stored state"),
         Finding(
             "bytes per stored state", True, f"{model.fixed_bytes:,} B, and {model.token_bytes:,} B per token"
         ),
@@ -240,7 +238,7 @@ def _model(model: "LoadedModel") -> list[Finding]:
 
 
 def _placing(adapter: "Adapter") -> list[Finding]:
-    """Describe a model that stored KV is placed in, and check that this reproduces the logits of full attention."""
+    """Describe a model that reuses stored KV, and check that reuse reproduces the logits of full attention."""
     import tempfile
 
     from kvweave.api import prefill
@@ -258,7 +256,7 @@ def _placing(adapter: "Adapter") -> list[Finding]:
         again = prefill(adapter, store, prompt, recipe="prefix")
     error, scale = float((full - again.logits.float()).abs().max()), float(full.abs().max())
     exact = adapter.geometry.dtype.itemsize == 4 and adapter.fingerprint.weight_bits == "full"
-    allowed = 1e-3 if exact else 0.05  # other orders of summation, and of rounding
+    allowed = 1e-3 if exact else 0.05  # for differences in the order of summation and in rounding
     return [
         Finding(
             "model",

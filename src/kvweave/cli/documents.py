@@ -1,4 +1,4 @@
-"""ls, rm: documents in a knowledge base."""
+"""ls and rm: list and remove the documents of a knowledge base."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,7 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     if not documents and not json:
         print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
         return
-    if not sys.stdout.isatty() and not json:  # for grep and cut: whole lines, and nothing of rich to import
+    if not sys.stdout.isatty() and not json:  # for grep and cut: complete lines, without importing rich
         for document in documents:
             doubts = [doubt] if (doubt := _doubts(document)) else []
             print(document.source, document.title, document.chunks, document.tokens, *doubts, sep="\t")

@@ -1,4 +1,4 @@
-"""What `ask --explain` prints: the prompt coloured by origin, the plan, and where the time went."""
+"""Prints the explanation of `ask --explain`: the prompt coloured by origin, the plan, and the times."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from kvweave.results import Answer, AnswerCacheHit, ExplainedToken, PlanSpan, Ti
 
 _STYLES: Final[dict[TokenOrigin, tuple[str, str]]] = {
     "exact": ("green", "stored KV that equals full attention's"),
-    "reused": ("cyan", "stored KV made in another context, used as it is"),
-    "recomputed": ("black on yellow", "had stored KV and was computed again"),
+    "reused": ("cyan", "stored KV computed in another context, used unchanged"),
+    "recomputed": ("black on yellow", "had stored KV and was recomputed"),
     "fresh": ("magenta", "had no stored KV: computed"),
 }
-"""The colour of each origin, and what the origin means."""
+"""The colour and the meaning of each origin."""
 
-# Every token is shown. A text may hold control characters, which are printed as the symbols that Unicode has for them.
+# Control characters of a text are printed as Unicode's symbols for them.
 _VISIBLE: Final[dict[int, str | int]] = {
     **{number: 0x2400 + number for number in range(0x20)},
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
@@ -31,7 +31,7 @@ _VISIBLE: Final[dict[int, str | int]] = {
 
 
 def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
-    """Print everything, with the whole prompt; a cached answer has none."""
+    """Print the prompt, the plan and the times of an answer; a cached answer has no prompt."""
     STDOUT.print()
     if answer.plan.cache_hit is not None:
         STDOUT.print(f"plan: {describe_cache_hit(answer.plan.cache_hit)}", markup=False, soft_wrap=True)
@@ -50,7 +50,7 @@ def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
 
 
 def describe_cache_hit(cache_hit: AnswerCacheHit) -> str:
-    """Say which question's answer it was, how similar that question is, and when it was answered."""
+    """Describe a cached answer: its question, the similarity of the questions, and the time of the answer."""
     when = datetime.fromtimestamp(cache_hit.made_at_s).strftime("%Y-%m-%d %H:%M")
     return f"cached answer to {cache_hit.question!r}, similarity {cache_hit.similarity:.3f}, from {when}"
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: which commands keep their finished work, and the message that says so.
+"""The message after Ctrl-C, which says whether the command kept its finished work.
 
 Most commands keep it. The decorators here mark those that do not.
 """
@@ -15,7 +15,7 @@ _P = ParamSpec("_P")
 
 
 class NothingKept(KeyboardInterrupt):
-    """Ctrl-C in a command that keeps nothing; its text tells the user."""
+    """Ctrl-C in a command that keeps nothing. Its text is the message for the user."""
 
 
 def keeps_nothing(command: Callable[_P, None]) -> Callable[_P, None]:
@@ -31,7 +31,7 @@ def keeps_output(command: Callable[_P, None]) -> Callable[_P, None]:
 def _marked(
     command: Callable[_P, None], message: str, kept: Callable[[Mapping[str, object]], bool]
 ) -> Callable[_P, None]:
-    """Return the command; an interrupt raises NothingKept with `message` unless its options say that work is `kept`."""
+    """Return the command with Ctrl-C raised as NothingKept(message), unless `kept` returns True for its options."""
 
     @wraps(command)
     def marked(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -46,12 +46,12 @@ def _marked(
 
 
 def interrupt_behind(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C that caused an error: transformers wraps one that comes while it imports."""
+    """Return the Ctrl-C that caused an error, or None. transformers wraps one that arrives during its import."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
 
 
 def message(interrupt: KeyboardInterrupt | None) -> str:
-    """Return one sentence for the user."""
+    """Return the message to print after Ctrl-C."""
     return str(interrupt) if isinstance(interrupt, NothingKept) else KEPT

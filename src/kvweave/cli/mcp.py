@@ -1,4 +1,4 @@
-"""mcp: the knowledge bases as tools of an agent, by the Model Context Protocol."""
+"""mcp: serves the knowledge bases as tools for an agent, over the Model Context Protocol."""
 
 import sys
 from dataclasses import replace
@@ -47,7 +47,7 @@ def mcp(
 ) -> None:
     """Serve tools to an agent: list knowledge bases and documents, search passages, answer with sources.
 
-    A running server of the same home is used if there is one. Standard output carries the protocol alone.
+    The tools use a running server of the same home if there is one. Standard output carries only the protocol.
     """
     require("mcp", "the MCP server", "mcp")
     from kvweave.server.mcp.sources import HomeSource

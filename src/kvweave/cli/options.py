@@ -1,7 +1,4 @@
-"""Options that several commands share: one declaration of each, and the object that a command gets them in.
-
-`SharedOptions` declares them. `with_options` gives them to a command.
-"""
+"""Options that several commands share. `SharedOptions` declares each once; `with_options` adds them to a command."""
 
 import dataclasses
 import functools
@@ -41,7 +38,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", he
 
 
 class _Declared(NamedTuple):
-    """How a shared option is declared: help text, name if not the field's, whether it has an environment variable."""
+    """Help text of a shared option, its flag if that differs from the field's name, and whether it has an environment variable."""
 
     text: str
     flag: str | None = None
@@ -50,9 +47,9 @@ class _Declared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """The shared options of one command line. None: not given, or not an option of this command.
+    """The shared options of one command line. None means that an option was not given or is not one of this command.
 
-    Fields that are settings (`kvweave.config`) have the setting's name, and apply while the knowledge base is open.
+    A field that is a setting (`kvweave.config`) has the setting's name and applies while the knowledge base is open.
     `ratio`, `coverage` and `top_k` apply to one question.
     """
 
@@ -191,14 +188,14 @@ class SharedOptions:
         return open_existing(self.kb, home=self.home, **self._settings())
 
     def make_kb(self) -> "KnowledgeBase":
-        """Open the knowledge base that the options name, creating it if it is not there."""
+        """Open the knowledge base that the options name, and create it if it does not exist."""
         from kvweave.knowledge_base import open_knowledge_base
 
         _show_conversions()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
     def config(self, **more: Any) -> "Config":
-        """Return the settings, with `more` that the command declares itself."""
+        """Return the settings, including `more` settings that the command itself declares."""
         from kvweave.config import read_config
 
         return read_config(self.home, **{**self._settings(), **more})
@@ -212,7 +209,7 @@ class SharedOptions:
         return load_model(model, **self._loading(), home=self.home)
 
     def load_any_model(self) -> "LoadedModel":
-        """Load the model that the options name, else the shipped reference model, whatever recipes it can be used with."""
+        """Load the model that the options name, else the shipped reference model. It may support only some recipes."""
         from kvweave.models.loading import load_any_model
 
         return load_any_model(self.model, **self._loading(), home=self.home)
@@ -225,14 +222,14 @@ class SharedOptions:
         }
 
     def budget(self, context: typer.Context) -> tuple[float | None, float | None]:
-        """Return ratio and coverage; one given on the command line overrides the other one from the environment."""
+        """Return ratio and coverage. One from the command line overrides the other from the environment."""
         typed = {"ratio", "coverage"}.intersection(given_by("COMMANDLINE", context))
         if len(typed) == 1:
             return (self.ratio, None) if "ratio" in typed else (None, self.coverage)
         return self.ratio, self.coverage
 
     def _settings(self) -> dict[str, Any]:
-        """Return the options that are settings and not of one question alone."""
+        """Return the options that are settings for the knowledge base rather than for one question."""
         names = {each.name for each in dataclasses.fields(self)} & (setting_names() - {"top_k"})
         settings = {name: getattr(self, name) for name in names}
         if self.resident_bytes is not None:
@@ -245,7 +242,7 @@ _HINTS = typing.get_type_hints(SharedOptions, include_extras=True)
 
 
 def arguments_of(options: SharedOptions, names: Sequence[str]) -> list[str]:
-    """Return the command-line arguments that give these options again; those that were not given are left out."""
+    """Return command-line arguments that give these options to another process, without those that were not given."""
     arguments: list[str] = []
     for name in names:
         value = getattr(options, name)
@@ -260,7 +257,7 @@ def _flag(name: str) -> str:
 
 
 def declared(name: str, text: str | None = None) -> Any:
-    """Return the Typer option that SharedOptions declares under a name, with another help text if one is given."""
+    """Return the Typer option for a field of SharedOptions, with `text` instead of its help text if given."""
     (declaration,) = _HINTS[name].__metadata__
     return typer.Option(
         _flag(name),
@@ -270,10 +267,10 @@ def declared(name: str, text: str | None = None) -> Any:
 
 
 def with_options(*names: str, **texts: str) -> Callable[[Command], Command]:
-    """Replace a command's parameters that are dataclasses of options by the options in them.
+    """Replace each parameter of a command that is a dataclass of options by the options in it.
 
-    SharedOptions stands for the shared options `names`, in this order; `texts` are other help texts for some of them. Any
-    other dataclass stands for all its fields, each `Annotated` with a Typer option. The command gets the dataclasses.
+    For SharedOptions these are the shared options `names`, in this order; `texts` replaces some help texts. For any other
+    dataclass they are all its fields, each `Annotated` with a Typer option. The command is called with the dataclasses.
     """
 
     def decorate(command: Command) -> Command:
@@ -314,7 +311,7 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Para
 def _expanded(
     command: Command, parameters: list[inspect.Parameter], groups: dict[str, tuple[Any, list[str]]]
 ) -> Command:
-    """Return a command with these parameters, which calls `command` with its groups of options."""
+    """Return a command with these parameters that calls `command` with its groups of options."""
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
@@ -330,7 +327,7 @@ def _expanded(
 
 
 def _show_conversions() -> None:
-    """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET or the command shows its own."""
+    """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set."""
     from kvweave.models.gguf.reporting import report_to
 
     bar: list[Callable[[str, int, int], None]] = []
@@ -347,13 +344,13 @@ def _show_conversions() -> None:
 
 
 def given_by(source: str, context: typer.Context) -> list[str]:
-    """Return the parameters whose values come from this source: COMMANDLINE or ENVIRONMENT."""
+    """Return the parameters whose values come from `source`, COMMANDLINE or ENVIRONMENT."""
     sources = ((name, context.get_parameter_source(name)) for name in context.params)
     return [name for name, found in sources if found is not None and found.name == source]
 
 
 def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:
-    """Return each name as one of the known ones; raises InvalidRequest, listing them, for an unknown one."""
+    """Return the members of `known` with these names. Raises InvalidRequest, listing `known`, for an unknown name."""
     from kvweave.errors import InvalidRequest
 
     by_name = {str(one): one for one in known}
@@ -364,14 +361,14 @@ def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Cho
 
 
 def tier_named(name: str) -> "TierName":
-    """Return the tier of this name; raises InvalidRequest if there is none."""
+    """Return the tier of this name. Raises InvalidRequest for an unknown name."""
     from kvweave.kvstore.reports import TIERS
 
     return chosen([name], TIERS, "tier")[0]
 
 
 def size_bytes(text: str) -> int:
-    """Return a size such as 500MB or 20GB in bytes; raises InvalidRequest."""
+    """Return the bytes of a size such as 500MB or 20GB. Raises InvalidRequest for any other text."""
     from kvweave.errors import InvalidRequest
 
     match = _SIZE.fullmatch(text.strip())

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from kvweave.results import Source
     from kvweave.state.knowledge_base_state import Progress as Report
 
-_PIPED_WIDTH = (
-    200  # columns: what reads a pipe or a log gets whole tables; COLUMNS tells of a terminal, if of any
-)
+_PIPED_WIDTH = 200
+"""Columns of tables that a pipe or a log reads; without a terminal there is no width to ask for."""
 
 STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 STDERR = Console(stderr=True, highlight=False)
@@ -54,9 +53,9 @@ def progress_bar(quiet: bool) -> Iterator["Report"]:
 
 
 class ModelProgress:
-    """Reports the conversion of a model with a progress bar of its own, shown from its first report to its last.
+    """A progress bar for the conversion of a model, shown from the first report to the last.
 
-    For commands that show no bar otherwise: most of their calls convert nothing.
+    It is for commands that show no other bar. Most calls of these commands convert nothing.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class ModelProgress:
         self._report: Report | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is; its last report removes the bar."""
+        """Show the progress of a stage. The last report removes the bar."""
         if self._report is None:
             self._report = self._shown.enter_context(progress_bar(quiet=not STDERR.is_terminal))
         self._report(stage, done, total)
@@ -93,7 +92,7 @@ def share(value: float) -> str:
 
 
 def place(source: "Source") -> str:
-    """Return where a person finds a source: " page 3, Guide > Setup", " line 12", or nothing."""
+    """Return the place of a source for people: " page 3, Guide > Setup", " line 12", or an empty text."""
     page = f"page {source.page}" if source.page is not None else ""
     line = f"line {source.line}" if source.line is not None else ""
     where = ", ".join(filter(None, (page, line, source.heading)))

@@ -1,4 +1,4 @@
-"""What `kvweave` prints without a command: the three commands that matter, and what is there already. Imports almost nothing."""
+"""Prints the overview of `kvweave` without a command: the three main commands and the knowledge bases. Imports almost nothing."""
 
 import sqlite3
 from pathlib import Path
@@ -15,7 +15,7 @@ _COMMANDS = (
 
 
 def print_overview() -> None:
-    """Print it."""
+    """Print the main commands and the knowledge bases of the default home."""
     home = default_home().absolute()
     print(
         f"kvweave {__version__}: answers over your own documents that never compute the same thing twice.\n"
@@ -34,11 +34,11 @@ def print_overview() -> None:
 
 
 def _counts(path: Path) -> str:
-    """Return how much a knowledge base holds, read without locks and without code that runs models."""
+    """Return the number of documents and chunks of a knowledge base, read without locks and without model libraries."""
     try:
         documents, chunks = _read(path, "mode=ro")
     except sqlite3.Error:
-        try:  # a folder that cannot be written to, where SQLite would need its shared memory
+        try:  # a read-only folder, where SQLite cannot create its shared memory
             documents, chunks = _read(path, "immutable=1")
         except sqlite3.Error as error:
             return f"cannot be read: {error}"

@@ -23,7 +23,7 @@ def search(
     from kvweave.cli.output import print_json
 
     opt.quiet_libraries()
-    with options.open_kb() as base:  # what cannot be opened is said before seconds of imports
+    with options.open_kb() as base:  # report a missing knowledge base before seconds of imports
         found = base.explained_passages(question, options.top_k)
     if json:
         print_json(found)
@@ -47,7 +47,7 @@ def _show(number: int, passage: "FoundPassage") -> None:
 
 
 def _reasons(passage: "FoundPassage") -> list[str]:
-    """Return why a passage was found, as it is printed."""
+    """Return the reasons why a passage was found, as text."""
     words = ", ".join(passage.words) or "none in it"
     no_vector = "none yet" if passage.lacks_vector else "not among the nearest"
     by_words, by_vectors = passage.word_rank, passage.vector_rank

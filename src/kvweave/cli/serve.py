@@ -13,11 +13,11 @@ from kvweave.extras import require
 from kvweave.server_config import meanings
 
 _SIZES = "_bytes"
-"""Settings with such a name are sizes, which the command line takes as text too: 20GB."""
+"""Settings with this suffix are sizes. The command line also takes them as text such as 20GB."""
 
 
 def _setting_options(without: Collection[str]) -> Any:
-    """Return a dataclass with an option for every setting but those in `without`; None: not given."""
+    """Return a dataclass with an option, None by default, for every setting that is not in `without`."""
     fields = []
     for component in _components():
         hints, texts = typing.get_type_hints(component), meanings(component)
@@ -28,7 +28,7 @@ def _setting_options(without: Collection[str]) -> Any:
 
 
 def _given(options: Any) -> dict[str, Any]:
-    """Return what was given, as `read_config` takes it."""
+    """Return the options as arguments of `read_config`, with sizes as numbers."""
     found = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
     return {
         name: opt.size_bytes(value) if name.endswith(_SIZES) and isinstance(value, str) else value
