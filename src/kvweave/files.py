@@ -34,7 +34,7 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -51,9 +51,9 @@ def publish_folder(temporary: Path, folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    _sync_folder(temporary)
+    sync_folder(temporary)
     temporary.rename(folder)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
 def writer_of(name: str) -> int | None:
@@ -116,10 +116,11 @@ def is_locked(path: Path) -> bool:
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Write a folder's entries to the disk, so that a renamed file is there after a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

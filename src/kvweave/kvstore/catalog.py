@@ -55,7 +55,7 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS store_clock (one INTEGER PRIMARY KEY CHECK (one = 1), latest_s REAL NOT NULL)",
 )
 
-_COUNTERS_SCHEMA = (
+COUNTERS_SCHEMA = (
     "CREATE TABLE IF NOT EXISTS store_counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 )
 
@@ -345,7 +345,7 @@ class UsageCounters:
         self._chunks: Counter[tuple[str, str]] = Counter()
         self._counts: Counter[str] = Counter()
         self._guard = threading.Lock()
-        database.script(_COUNTERS_SCHEMA)
+        database.script(COUNTERS_SCHEMA)
 
     @property
     def is_flush_due(self) -> bool:

@@ -78,9 +78,9 @@ class ChunkStore:
         self.namespace = namespace
         limits: dict[TierName, int | None] = {"host": host_bytes, "disk": limit_bytes, "shared": shared_bytes}
         given = {tier: size for tier, size in limits.items() if size is not None}
-        self._components = assemble(self.folder, namespace, given, shared, database, owned_only)
-        self._tiers = self._components.tiers
-        self._usage = self._components.usage
+        self.components = assemble(self.folder, namespace, given, shared, database, owned_only)
+        self._tiers = self.components.tiers
+        self._usage = self.components.usage
         self._warned = WarnedTopics(_LOG)
 
     # Looking up
@@ -217,7 +217,7 @@ class ChunkStore:
             uses written by now. An exact one has the kind that it was first put with.
         """
         digests = [digest_tokens(ids) for ids in chunks]
-        found = self._components.catalog.versions(self.namespace, model.digest, digests)
+        found = self.components.catalog.versions(self.namespace, model.digest, digests)
         return [found.get(digest, []) for digest in digests]
 
     # Storing
@@ -290,7 +290,7 @@ class ChunkStore:
         the document is removed in between, its KV is not stored any more. When a document changes, own the new version's
         chunks (under an owner of its own) before disowning the old version. The entries that both share then stay.
         """
-        self._components.ownership.own(owner, chunk_digests)
+        self.components.ownership.own(owner, chunk_digests)
 
     def disown(self, owner: str) -> int:
         """Forget a document and drop every entry made from a chunk that no document has any more.
@@ -302,8 +302,8 @@ class ChunkStore:
         Returns:
             How many entries were dropped.
         """
-        with self._components.database.transaction():
-            dropped = self._tiers.disk.drop_files(self._components.ownership.disown(owner))
+        with self.components.database.transaction():
+            dropped = self._tiers.disk.drop_files(self.components.ownership.disown(owner))
             self._replicate()
         return dropped
 
@@ -317,7 +317,7 @@ class ChunkStore:
     @property
     def read_only(self) -> bool:
         """Whether the folder cannot be written to: entries are found, and none is stored, evicted or dropped."""
-        return self._components.database.read_only
+        return self.components.database.read_only
 
     @property
     def used_bytes(self) -> int:
@@ -338,7 +338,7 @@ class ChunkStore:
     def unused_bytes(self) -> int:
         """The size of the files that no look-up has ever found: most of them are evicted first."""
         self._usage.try_flush()
-        return self._components.catalog.unused_bytes()
+        return self.components.catalog.unused_bytes()
 
     def other_models(self, model: ModelFingerprint, chunks: Sequence[Sequence[int]]) -> list[str]:
         """Return the names of other models that have made KV of these chunks, given by their token ids.
@@ -346,16 +346,16 @@ class ChunkStore:
         Reads no file and is not counted.
         """
         digests = [digest_tokens(ids) for ids in chunks]
-        return self._components.catalog.other_models(self.namespace, model.digest, digests)
+        return self.components.catalog.other_models(self.namespace, model.digest, digests)
 
     def prepared_chunks(self, model: ModelFingerprint) -> int:
         """Return how many chunks have KV of this model that was prepared, not left by a request; reads every row."""
-        return self._components.catalog.prepared_chunks(self.namespace, model.digest)
+        return self.components.catalog.prepared_chunks(self.namespace, model.digest)
 
     def retrieved_chunks(self) -> dict[str, int]:
         """Return how often the KV of each chunk was looked up for a prompt, found or not, by its token digest."""
         self._usage.try_flush()
-        return self._components.catalog.retrieved()
+        return self.components.catalog.retrieved()
 
     def warn_once(self, topic: str, message: Callable[[], str]) -> None:
         """Log a warning, unless the topic was warned of since the store was opened; an empty message is none."""
@@ -370,7 +370,7 @@ class ChunkStore:
         """
         self._usage.try_flush()
         if tier != "disk":
-            self._components.capacity.limits.set(tier, limit_bytes)
+            self.components.capacity.limits.set(tier, limit_bytes)
         if tier == "shared":
             if self._tiers.shared is not None:
                 self._tiers.shared.make_room(0, float("inf"))
@@ -395,7 +395,7 @@ class ChunkStore:
     def stats(self) -> StoreStats:
         """Return how much is stored, and how it was used since the store was created."""
         self._usage.try_flush()
-        by_kind, counts = self._components.catalog.totals(), self._usage.totals()
+        by_kind, counts = self.components.catalog.totals(), self._usage.totals()
         disk = TierTotals(
             entries=sum(kind.entries for kind in by_kind.values()),
             bytes=sum(kind.bytes for kind in by_kind.values()),
@@ -403,7 +403,7 @@ class ChunkStore:
             hits=counts["hits_disk"],
         )
         by_tier = {
-            tier: disk if tier == "disk" else _tier_totals(self._components, tier, counts[f"hits_{tier}"])
+            tier: disk if tier == "disk" else _tier_totals(self.components, tier, counts[f"hits_{tier}"])
             for tier in TIERS
         }
         return StoreStats(
@@ -439,12 +439,12 @@ class ChunkStore:
             device: for a CPU this does nothing: its memory is the host's.
             limit_bytes: the cap, kept from then on; None leaves the cap as it is, at first 0, which holds none.
         """
-        limits = self._components.capacity.limits
+        limits = self.components.capacity.limits
         if limit_bytes is not None:
             limits.set("device", limit_bytes)
         if device.type != "cpu":
             # Attached with a cap of 0 too: it may be raised later.
-            self._tiers.attach(DeviceTier(device, limits.get("device"), self._components.pins.in_use))
+            self._tiers.attach(DeviceTier(device, limits.get("device"), self.components.pins.in_use))
 
     def forget_recent(self) -> None:
         """Drop all copies in memory and all mappings: the next look-up reads its file from the disk and verifies it.
@@ -461,13 +461,13 @@ class ChunkStore:
         files.forget()
         if not hasattr(os, "posix_fadvise"):  # macOS
             return
-        for name in self._components.catalog.all_paths():
+        for name in self.components.catalog.all_paths():
             with suppress(OSError), files.path(name).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Write the counters, publish what is queued, and release everything but a database that was given."""
-        self._components.close()
+        self.components.close()
 
     def __enter__(self) -> Self:
         return self
@@ -530,7 +530,7 @@ class ChunkStore:
         self, model: ModelFingerprint, content: ContentKind, wanted: Sequence[tuple[str, KVProvenance]]
     ) -> list[bool]:
         keys = [self._key(model, tokens, provenance, content).digest for tokens, provenance in wanted]
-        paths = self._components.catalog.paths(keys)
+        paths = self.components.catalog.paths(keys)
         return [key in paths for key in keys]
 
     def _put(
@@ -545,7 +545,7 @@ class ChunkStore:
             raise InvalidRequest(
                 f"max_versions is {max_versions}; the entry itself is one, so give 1 or more"
             )
-        if key.digest in self._components.catalog.paths([key.digest]):
+        if key.digest in self.components.catalog.paths([key.digest]):
             return True
         stored = self._tiers.disk.put(key, model.name, content, sources, max_versions)
         self._replicate()
@@ -553,8 +553,8 @@ class ChunkStore:
 
     def _replicate(self) -> None:
         """Process the replication queue soon, once the current transaction is committed."""
-        if self._components.replication is not None:
-            self._components.database.after_commit(self._components.replication.wake)
+        if self.components.replication is not None:
+            self.components.database.after_commit(self.components.replication.wake)
 
 
 def _as_kv(content: Content) -> ChunkKV:

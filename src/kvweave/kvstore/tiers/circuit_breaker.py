@@ -34,7 +34,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, tier: RemoteTier, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tier = tier
+        self.tier = tier
         self._closed = False
         self._reading = Circuit(clock, "shared tier not used until it works again, computing instead", 0.0)
         refused = "shared tier refuses what is to be %s there until it works again; it is tried now and then"
@@ -44,7 +44,7 @@ class CircuitBreaker:
     @property
     def location(self) -> str:
         """The tier's location."""
-        return self._tier.location
+        return self.tier.location
 
     @property
     def is_open(self) -> bool:
@@ -63,32 +63,32 @@ class CircuitBreaker:
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
         """Return the bytes of those entries that are there; none while the tier fails."""
-        return self._read(lambda: self._tier.get_many(keys), {}) if keys else {}
+        return self._read(lambda: self.tier.get_many(keys), {}) if keys else {}
 
     def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
         """Return parts of an entry; None if it is not there, and while the tier fails."""
-        return self._read(lambda: self._tier.get_ranges(key, ranges), None)
+        return self._read(lambda: self.tier.get_ranges(key, ranges), None)
 
     def put(self, key: str, data: Blob) -> bool:
         """Store an entry; return whether the tier holds it now."""
-        return self._write(self.putting, lambda: self._tier.put(key, data))
+        return self._write(self.putting, lambda: self.tier.put(key, data))
 
     def delete(self, keys: Iterable[str]) -> bool:
         """Delete entries; return whether they are gone."""
-        return self._write(self.deleting, lambda: self._tier.delete(keys))
+        return self._write(self.deleting, lambda: self.tier.delete(keys))
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
         """Return which entries are there; none while the tier fails."""
-        return self._read(lambda: self._tier.has_many(keys), frozenset()) if keys else frozenset()
+        return self._read(lambda: self.tier.has_many(keys), frozenset()) if keys else frozenset()
 
     def sizes(self) -> Mapping[str, int] | None:
         """Return all entries with their sizes; None while the tier fails."""
-        return self._read(self._tier.sizes, None)
+        return self._read(self.tier.sizes, None)
 
     def close(self) -> None:
         """Close the tier; later calls answer as if it failed."""
         self._closed = True
-        self._tier.close()
+        self.tier.close()
 
     def _read(self, call: Callable[[], Answer], otherwise: Answer) -> Answer:
         if self.is_open:

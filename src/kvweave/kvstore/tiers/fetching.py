@@ -35,6 +35,9 @@ class Fetcher:
         reader: reads the tier's entries.
         held: returns an entry that this machine holds in memory alone, so that it need not be fetched again.
         store: called in the background with an entry that has been read completely; its layers may not be verified yet.
+
+    Attributes:
+        loader: runs the fetches.
     """
 
     def __init__(
@@ -45,15 +48,20 @@ class Fetcher:
     ) -> None:
         self._reader = reader
         self._held = held
-        self._store = store
-        self._loader: Loader[FetchedEntry | None] = Loader()
+        self.store = store
+        self.loader: Loader[FetchedEntry | None] = Loader()
         self._fetches: dict[str, _Fetch] = {}
         self._aborted: set[str] = set()
         self._guard = threading.Lock()
 
+    @property
+    def pending(self) -> int:
+        """The number of entries that are being read or stored."""
+        return len(self._fetches)
+
     def prefetch(self, key: EntryKey, lease: Lease, *, inline: bool = False) -> None:
         """Begin to fetch an entry, for as long as the lease lasts; `inline` as in `Loader.start`."""
-        lease.on_close(partial(self._loader.cancel, [self._load(key, inline, whole=False)]))
+        lease.on_close(partial(self.loader.cancel, [self._load(key, inline, whole=False)]))
 
     def get(
         self, keys: Sequence[EntryKey], lease: Lease | None, *, inline: bool = False
@@ -63,22 +71,22 @@ class Fetcher:
             return self._get_whole(keys, inline)
         holds = [self._load(key, inline, whole=False) for key in keys]
         try:
-            found = self._loader.wait([self._load(key, inline, whole=False) for key in keys])
+            found = self.loader.wait([self._load(key, inline, whole=False) for key in keys])
         except BaseException:
-            self._loader.cancel(holds)
+            self.loader.cancel(holds)
             raise
         for hold, fetched in zip(holds, found, strict=True):
             if fetched is None or fetched.whole:  # other requests should ask the tier again
-                self._loader.cancel([hold])
+                self.loader.cancel([hold])
             else:
-                lease.on_close(partial(self._loader.cancel, [hold]))
+                lease.on_close(partial(self.loader.cancel, [hold]))
         return found
 
     def close(self) -> None:
         """Start nothing more; wait until active reads have ended and whole entries are stored."""
         with self._guard:
             self._fetches = {key: fetch for key, fetch in self._fetches.items() if fetch.fetched.whole}
-        self._loader.close()
+        self.loader.close()
         with self._guard:
             self._fetches.clear()
 
@@ -86,10 +94,10 @@ class Fetcher:
         """Return entries with every layer read and verified; they are wanted until then."""
         holds = [self._load(key, inline, whole=True) for key in keys]
         try:
-            found = self._loader.wait([self._load(key, inline, whole=True) for key in keys])
+            found = self.loader.wait([self._load(key, inline, whole=True) for key in keys])
             return list(map(self._completed, keys, found))
         finally:
-            self._loader.cancel(holds)
+            self.loader.cancel(holds)
 
     def _completed(self, key: EntryKey, fetched: FetchedEntry | None) -> FetchedEntry | None:
         """Read and verify the remaining layers: another request may have begun the fetch without them."""
@@ -98,11 +106,11 @@ class Fetcher:
                 verify_content(fetched.parsed.content)
                 break
             except DamagedEntry:
-                (fetched,) = self._loader.wait([self._load(key, inline=True, whole=True)])
+                (fetched,) = self.loader.wait([self._load(key, inline=True, whole=True)])
         return fetched
 
     def _load(self, key: EntryKey, inline: bool, whole: bool) -> Load[FetchedEntry | None]:
-        return self._loader.start(_name(key.digest), partial(self._fetch, key, whole), inline=inline)
+        return self.loader.start(_name(key.digest), partial(self._fetch, key, whole), inline=inline)
 
     def _fetch(self, key: EntryKey, whole: bool, is_wanted: IsWanted) -> FetchedEntry | None:
         """Return an entry from an active fetch, from memory or from the tier, and have its rest read in the background."""
@@ -116,7 +124,7 @@ class Fetcher:
             if fetched is not None and is_wanted():
                 with self._guard:
                     self._fetches[key.digest] = _Fetch(fetched, is_wanted, attempt)
-                self._loader.run_later(partial(self._continue, key.digest, attempt))
+                self.loader.run_later(partial(self._continue, key.digest, attempt))
         return fetched
 
     def _join(self, key: str, is_wanted: IsWanted) -> FetchedEntry | None:
@@ -142,7 +150,7 @@ class Fetcher:
         with self._guard:
             self._aborted.add(key)
         self._end(key, attempt)
-        self._loader.discard_result(_name(key))
+        self.loader.discard_result(_name(key))
 
     def _continue(self, key: str, attempt: object) -> None:
         """Read the next piece of an entry, or store the entry when it is whole."""
@@ -153,12 +161,12 @@ class Fetcher:
         try:
             more = fetched.rest is not None and not fetched.rest.advance()
             if not more:
-                self._store(fetched)
+                self.store(fetched)
         except DamagedEntry:
             pass  # the fetch is aborted, and a request that needs the layer learns of it
         finally:
             if more:
-                self._loader.run_later(partial(self._continue, key, attempt))
+                self.loader.run_later(partial(self._continue, key, attempt))
             else:
                 self._end(key, attempt)
 

@@ -60,6 +60,9 @@ class TieredStore:
         shared: None if there is none.
         pins: what running requests use.
         reads: runs the reading of files, and moves entries in the background.
+
+    Attributes:
+        fetcher: reads entries from the shared tier; None if there is none.
     """
 
     def __init__(
@@ -74,13 +77,13 @@ class TieredStore:
         self._database = database
         self._catalog = catalog
         self._pins = pins
-        self._reads = reads
+        self.reads = reads
         self.disk = disk
         self.host = HostTier(0, pins.in_use, self._demote)
         self.device: DeviceTier | None = None
         self.shared = shared
         # A loader of its own, so that no file waits for a server.
-        self._fetcher = (
+        self.fetcher = (
             None if shared is None else Fetcher(shared.reader, self._held_in_memory, self._store_fetched)
         )
 
@@ -121,8 +124,8 @@ class TieredStore:
             listed = [key for key in candidates if key.digest in paths]
             if listed:
                 self._prefetch_listed(ListedEntry(listed[0], paths[listed[0].digest]), lease)
-            elif candidates and self._can_fetch and self._fetcher is not None:
-                self._fetcher.prefetch(candidates[0], lease, inline=self._database.in_transaction)
+            elif candidates and self._can_fetch and self.fetcher is not None:
+                self.fetcher.prefetch(candidates[0], lease, inline=self._database.in_transaction)
 
     def lease(self) -> Lease:
         """Return a lease for one request."""
@@ -164,9 +167,9 @@ class TieredStore:
 
     def close(self) -> None:
         """Wait for background work, and drop everything in memory."""
-        self._reads.close()
-        if self._fetcher is not None:
-            self._fetcher.close()
+        self.reads.close()
+        if self.fetcher is not None:
+            self.fetcher.close()
         self.clear_memory()
 
     # Entries that the catalogue lists
@@ -219,7 +222,7 @@ class TieredStore:
         self, look_ups: Sequence[LookUp], found: list[Found | None], lease: Lease | None
     ) -> None:
         """Fill in what the shared tier has: the best candidate of every look-up at once, then the next best of the rest."""
-        assert self._fetcher is not None
+        assert self.fetcher is not None
         # A fetch may have to write, and must not wait for the transaction of the thread that waits for it.
         inline = self._database.in_transaction
         missing = {number: each.candidates for number, each in enumerate(look_ups) if found[number] is None}
@@ -230,7 +233,7 @@ class TieredStore:
                 for number, candidates in missing.items()
                 if rank < len(candidates) and candidates[rank].digest not in failed
             }
-            results = self._fetcher.get(list(tried.values()), lease, inline=inline)
+            results = self.fetcher.get(list(tried.values()), lease, inline=inline)
             for number, fetched in zip(tried, results, strict=True):
                 if fetched is not None:
                     found[number] = self._accepted(look_ups[number], fetched)
@@ -284,9 +287,9 @@ class TieredStore:
         to_host, to_device = self.host.limit_bytes > 0, self._has_device
         for hit in hits:
             if hit.tier == "disk" and (to_host or to_device):
-                self._reads.run_later(partial(self._promote_from_disk, hit.key))
+                self.reads.run_later(partial(self._promote_from_disk, hit.key))
             elif hit.tier == "host" and to_device:
-                self._reads.run_later(partial(self._promote_from_host, hit.key.digest))
+                self.reads.run_later(partial(self._promote_from_host, hit.key.digest))
 
     def _promote_from_disk(self, key: EntryKey) -> None:
         path = self._catalog.paths([key.digest]).get(key.digest)
