@@ -62,6 +62,12 @@ class KnowledgeBase:
 
     `resident` gives the models that all knowledge bases of the process share; its users are one another's requests, to
     which background work yields. `namespace` names its entries in a shared tier, in place of its own name.
+
+    Attributes:
+        state: its tables.
+        components: its models and its index.
+        requests: the running requests of this process and of others.
+        metadata: what it was made with.
     """
 
     def __init__(
@@ -74,43 +80,43 @@ class KnowledgeBase:
         self.name = name
         self.config = config
         self.folder = kb_folder(name, config)
-        self._state = KnowledgeBaseState(self.folder, name, config, namespace)
-        self.answers = self._state.answers
-        self.predictions = self._state.predictions
-        self.background_budget = self._state.background_budget
-        self.preparation = self._state.preparation
+        self.state = KnowledgeBaseState(self.folder, name, config, namespace)
+        self.answers = self.state.answers
+        self.predictions = self.state.predictions
+        self.background_budget = self.state.background_budget
+        self.preparation = self.state.preparation
         with ExitStack() as undo:
-            undo.callback(self._state.close)
-            self._metadata = KBMetadata(self._state.database, name, config)
+            undo.callback(self.state.close)
+            self.metadata = KBMetadata(self.state.database, name, config)
             undo.pop_all()
         activity = None if resident is None else resident.activity
-        self._requests = ActiveRequests(self.folder / "requests.lock", activity)
-        self._components = Components(config, self.folder, self._metadata, self._state, resident)
+        self.requests = ActiveRequests(self.folder / "requests.lock", activity)
+        self.components = Components(config, self.folder, self.metadata, self.state, resident)
 
     @property
     def store(self) -> "ChunkStore":
         """The store of chunk KV."""
-        return self._state.store
+        return self.state.store
 
     @property
     def model(self) -> "LoadedModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
-        return self._components.model
+        return self.components.model
 
     @property
     def has_recorded_model(self) -> bool:
         """Whether the settings name the model that the knowledge base was made with, if any was; loads none."""
-        return self._components.loads_recorded_model
+        return self.components.loads_recorded_model
 
     @property
     def adapter(self) -> "Adapter":
         """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
-        return self._components.adapter
+        return self.components.adapter
 
     @property
     def encoder(self) -> "TextEncoder":
         """The embedding model; raises as `model`."""
-        return self._components.encoder
+        return self.components.encoder
 
     # Documents
 
@@ -136,7 +142,7 @@ class KnowledgeBase:
         Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
         existing = existing_paths(paths)
-        with self._requests.start():
+        with self.requests.start():
             return self._indexer.add(existing, progress, wait=wait, only=only)
 
     def prepare(self, progress: Progress = no_progress, *, wait: bool = True) -> PrepareReport:
@@ -145,23 +151,23 @@ class KnowledgeBase:
         With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt. Raises
         StoreReadOnly.
         """
-        self._state.database.check_writable()
-        guard = RequestGuard(self._requests, 0.0, threading.Event())
-        return self._preparer.work(guard, progress, wait=wait)
+        self.state.database.check_writable()
+        guard = RequestGuard(self.requests, 0.0, threading.Event())
+        return self.preparer.work(guard, progress, wait=wait)
 
     def documents(self) -> list[ListedDocument]:
         """Return what is indexed, by source."""
-        return self._state.documents.all_documents()
+        return self.state.documents.all_documents()
 
     def missing_kv(self) -> int:
         """Return how many chunks lack KV or features that the recipe needs."""
-        return self._preparer.missing() if self._state.documents.visible_versions() else 0
+        return self.preparer.missing() if self.state.documents.visible_versions() else 0
 
     def lost_documents(self) -> list[str]:
         """Return listed documents whose chunks the index has lost."""
-        if not self._state.documents.visible_versions():
+        if not self.state.documents.visible_versions():
             return []
-        rows = self._components.index.rows_by_version()
+        rows = self.components.index.rows_by_version()
         return [d.source for d in self.documents() if rows.get(d.version, 0) < d.chunks]
 
     def remove(self, *paths: str | Path) -> list[str]:
@@ -172,14 +178,14 @@ class KnowledgeBase:
 
         Raises PathNotFound if nothing is indexed from a path; then nothing is removed.
         """
-        found = partial(sources_from, self.name, self._state.documents)
+        found = partial(sources_from, self.name, self.state.documents)
         sources = list(dict.fromkeys(source for path in paths for source in found(path)))
         began_s = time.time()
-        versions = [version for version in map(self._state.remove, sources) if version]
-        if versions and self._metadata.get("dimensions"):
-            self._components.index.delete(versions, before_s=began_s)
-            self._components.index.sweep(self._state.documents.visible_versions(), SWEEP_GRACE_S)
-        self._state.empty_conversations()
+        versions = [version for version in map(self.state.remove, sources) if version]
+        if versions and self.metadata.get("dimensions"):
+            self.components.index.delete(versions, before_s=began_s)
+            self.components.index.sweep(self.state.documents.visible_versions(), SWEEP_GRACE_S)
+        self.state.empty_conversations()
         return sources
 
     def remove_all(self) -> list[str]:
@@ -188,17 +194,17 @@ class KnowledgeBase:
         What another process adds after the commit stays whole.
         """
         store = self.store
-        with self._state.database.transaction():
+        with self.state.database.transaction():
             removed = [document.source for document in self.documents()]
             for source in removed:
-                self._state.remove(source)
+                self.state.remove(source)
             self.answers.clear()
             self.predictions.clear()
-            self._state.verdicts.clear()
-            self._metadata.clear()
+            self.state.verdicts.clear()
+            self.metadata.clear()
             store.clear()
-        self._components.forget()
-        self._state.empty_conversations()
+        self.components.forget()
+        self.state.empty_conversations()
         return removed
 
     def follow(
@@ -222,7 +228,7 @@ class KnowledgeBase:
         version = next((each.version for each in self.documents() if each.source == source), None)
         if version is None:
             raise PathNotFound(f"no document of knowledge base {self.name!r} is called {source!r}")
-        return text_of_passages(self._components.index.passages(version))
+        return text_of_passages(self.components.index.passages(version))
 
     # Questions
 
@@ -233,7 +239,7 @@ class KnowledgeBase:
         """
         from kvweave.answering.kb_question import sources_of
 
-        return sources_of(self._state.documents, self._asker.ranked(question, top_k))
+        return sources_of(self.state.documents, self._asker.ranked(question, top_k))
 
     def explained_passages(self, question: str, top_k: int | None = None) -> tuple[FoundPassage, ...]:
         """Return the same with the reason why each was found; raises as `prompt`."""
@@ -241,11 +247,11 @@ class KnowledgeBase:
         from kvweave.answering.passages import explained
 
         found = self._asker.ranked(question, top_k)
-        return explained(question, found, sources_of(self._state.documents, found))
+        return explained(question, found, sources_of(self.state.documents, found))
 
     def ask(self, question: str, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question from the documents; see `stream` for the options and errors."""
-        with self._requests.start():  # background work stops from here on, while code is imported too
+        with self.requests.start():  # background work stops from here on, while code is imported too
             from kvweave.answering.answer_stream import Answered
 
             *_, whole = self._asker.events(question, **options)
@@ -280,7 +286,7 @@ class KnowledgeBase:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
             PromptTooLong: with the first piece.
         """
-        request = self._requests.start()  # first of all, as in `ask`
+        request = self.requests.start()  # first of all, as in `ask`
         try:
             from kvweave.answering.answer_stream import AnswerStream
 
@@ -325,7 +331,7 @@ class KnowledgeBase:
         The first question is answered from the answer cache if that has an answer. Raises EmptyKnowledgeBase and
         InvalidRequest, and as `Conversation.send`.
         """
-        with self._requests.start():
+        with self.requests.start():
             yield from self._conversations.send(conversation, question, top_k)
 
     # Background work
@@ -366,16 +372,16 @@ class KnowledgeBase:
         from kvweave.background.calibration import calibrate
 
         self._asker.checked("?")
-        with self._requests.start():
-            self._preparer.embed(progress)
-            return calibrate(self._state, self._components, self._settings, questions, progress)
+        with self.requests.start():
+            self.preparer.embed(progress)
+            return calibrate(self.state, self.components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
         """Return what recipe `auto` stands for now, and why; loads no model."""
         from kvweave.state.calibration_results import Calibration
 
         try:
-            return self._auto.now()
+            return self.auto.now()
         except KnowledgeBaseMismatch as error:
             return Calibration(None, f"since no verdict is about these settings: {error}")
 
@@ -383,7 +389,7 @@ class KnowledgeBase:
 
     def close(self) -> None:
         """Write counters and close files. Using the object afterwards raises StoreError; closing twice is fine."""
-        self._state.close()
+        self.state.close()
 
     def __enter__(self) -> Self:
         return self
@@ -397,31 +403,35 @@ class KnowledgeBase:
     def _settings(self) -> "Settings":
         from kvweave.answering.settings import Settings
 
-        return Settings(self.config, self.folder, self._auto)
+        return Settings(self.config, self.folder, self.auto)
 
     @once
-    def _auto(self) -> "AutoRecipe":
+    def auto(self) -> "AutoRecipe":
+        """The recipe that `auto` stands for."""
+
         from kvweave.state.calibration_results import AutoRecipe
 
-        return AutoRecipe(self._state.verdicts, self.config, self._metadata, lambda: self.answers.epoch)
+        return AutoRecipe(self.state.verdicts, self.config, self.metadata, lambda: self.answers.epoch)
 
     @once
     def _indexer(self) -> "Indexer":
         from kvweave.documents.indexing import Indexer
 
         return Indexer(
-            self._state,
-            self._components,
-            self._metadata,
-            self._preparer,
+            self.state,
+            self.components,
+            self.metadata,
+            self.preparer,
             self.folder.parent,
         )
 
     @once
-    def _preparer(self) -> "ChunkPreparer":
+    def preparer(self) -> "ChunkPreparer":
+        """Computes missing vectors and chunk KV."""
+
         from kvweave.documents.chunk_preparation import ChunkPreparer
 
-        return ChunkPreparer(self._state, self._components, self._settings, self._metadata, self.preparation)
+        return ChunkPreparer(self.state, self.components, self._settings, self.metadata, self.preparation)
 
     @once
     def _cached_answers(self) -> "CachedAnswers":
@@ -429,8 +439,8 @@ class KnowledgeBase:
 
         return CachedAnswers(
             self.answers,
-            self._state.documents,
-            lambda: self._components.index,
+            self.state.documents,
+            lambda: self.components.index,
             self.config.answers.answer_threshold,
             self.predictions,
             self.config.retrieval.reranker,
@@ -443,33 +453,33 @@ class KnowledgeBase:
 
         return Asker(
             self.name,
-            self._state.documents,
-            self._components,
+            self.state.documents,
+            self.components,
             self._cached_answers,
             self._settings,
-            self._metadata,
+            self.metadata,
         )
 
     @once
     def _conversations(self) -> "Conversations":
         from kvweave.chat.kb_conversations import Conversations
 
-        return Conversations(self._state, self._asker)
+        return Conversations(self.state, self._asker)
 
     @once
     def _background(self) -> "BackgroundRunner":
         from kvweave.background.runner import background_runner
 
         return background_runner(
-            self._state,
-            self._components,
+            self.state,
+            self.components,
             self._cached_answers,
             self._settings,
-            self._metadata,
+            self.metadata,
             self.background_budget,
-            self._requests,
+            self.requests,
             self.folder / IDLE_LOCK,
-            self._preparer,
+            self.preparer,
         )
 
 
