@@ -157,9 +157,9 @@ class BudgetTrials:
         full: Reply,
     ) -> dict[str, Measured]:
         """Return what each budget keeps of the reply `full`, by its key; raises StoreFull if the disk is."""
-        return {each.key: self._compare(context, each, prompt, options, full) for each in alive}
+        return {each.key: self.compare(context, each, prompt, options, full) for each in alive}
 
-    def _compare(
+    def compare(
         self,
         context: RequestContext,
         candidate: Candidate,
@@ -167,6 +167,7 @@ class BudgetTrials:
         options: AskOptions,
         full: Reply,
     ) -> Measured:
+        """Measure a candidate on one question beside full attention's reply; raises StoreFull if a chunk's KV was not stored."""
         adapter, spans = context.adapter, [each for each in prompt.spans if each.kind == "chunk"]
         chunks = [prompt.ids(span) for span in spans if span.tokens]
         corpus = ListedCorpus(context.documents, context.index, context.encoder, adapter.template)

@@ -112,7 +112,7 @@ class Calibrator:
                 todo[0],
                 total - len(todo),
                 total,
-                partial(self._measure, todo[0], alive, conditions),
+                partial(self.measure, todo[0], alive, conditions),
             )
         return self._finish(questions, known)
 
@@ -138,7 +138,7 @@ class Calibrator:
 
     # Steps
 
-    def _measure(self, question: str, alive: Sequence[Candidate], conditions: dict[str, str]) -> None:
+    def measure(self, question: str, alive: Sequence[Candidate], conditions: dict[str, str]) -> None:
         """Put one question to the model under full attention and under each budget; store what they kept of it."""
         began, epoch = time.perf_counter(), self._state.answers.epoch
         context = self._components.request_context()

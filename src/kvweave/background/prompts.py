@@ -184,18 +184,19 @@ class FewShotPrompts:
     def ask_for(self, answer: str, opening: str) -> Request:
         """Show questions to other notes with their answers."""
         shown = "".join(
-            f"Notes: {notes}\nAnswer: {said}\nQuestion: {question}\n\n" for notes, said, question in _ASKED
+            f"Notes: {notes}\nAnswer: {said}\nQuestion: {question}\n\n"
+            for notes, said, question in ASKED_EXAMPLES
         )
         text = f"\nAnswer: {answer}\nQuestion: {opening}"
         return Request(text, f"{shown}Notes: ", plain=True, lead=opening, max_tokens=40)
 
     def paraphrase(self, question: str, count: int) -> Request | None:
         """Show other questions in other words."""
-        shown = "".join(f"Question: {one}\nIn other words: {other}\n\n" for one, other in _REWORDED)
+        shown = "".join(f"Question: {one}\nIn other words: {other}\n\n" for one, other in REWORDED_EXAMPLES)
         return Request(f"{question}\nIn other words:", f"{shown}Question: ", plain=True, max_tokens=40)
 
 
-_ASKED: Final = (
+ASKED_EXAMPLES: Final = (
     (
         "Marta took over the ferry office in May. Tickets for the crossing cost four crowns then, and five since the new boat"
         " came.",
@@ -221,7 +222,7 @@ _ASKED: Final = (
 )
 """Notes, words of them, and the question that those answer."""
 
-_REWORDED: Final = (
+REWORDED_EXAMPLES: Final = (
     ("What does a ticket for the crossing cost now?", "How much is a crossing ticket now?"),
     ("Who repaired the lamp on the north pier?", "Which person fixed the north pier's lamp?"),
     ("When does Ilse unload the two kilns?", "On which day does Ilse empty the two kilns?"),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvweave.documents.chunk_preparation import ChunkPreparer
 
 _LOG = logging.getLogger(__name__)
-_IDLE_POLL_S: Final = 5.0
+IDLE_POLL_S: Final = 5.0
 """How often `watch` looks for jobs when there were none."""
 _PREPARE_POLL_S: Final = 1.0
 """How often it looks whether documents were added that are to be prepared."""
@@ -134,22 +134,22 @@ class BackgroundRunner:
                     guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
                     self._preparer.work(guard, progress, wait=False)
                     if self._preparer.due:  # the disk is full, or another process is at it
-                        prepare_at_s = time.monotonic() + max(_IDLE_POLL_S, quiet_s)
+                        prepare_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
                 if self._requests.any_active or self._requests.idle_s < quiet_s:
                     pause_s = min(pause_s, max(POLL_S, quiet_s - self._requests.idle_s))
                 elif time.monotonic() >= jobs_at_s:
                     # A job that failed is not tried again every few seconds.
-                    jobs_at_s = time.monotonic() + max(_IDLE_POLL_S, quiet_s)
+                    jobs_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
                     if any(self.run(progress, stop, quiet_s, low_load=True).jobs.values()):
-                        jobs_at_s = time.monotonic() + _IDLE_POLL_S
+                        jobs_at_s = time.monotonic() + IDLE_POLL_S
             except BackgroundStopped:
                 return
             except KvweaveError as error:
                 _LOG.warning("background work has to wait: %s", error)
-                pause_s = max(_IDLE_POLL_S, quiet_s)
+                pause_s = max(IDLE_POLL_S, quiet_s)
             except Exception:  # of the model or the disk: requests may succeed, and a later try
                 _LOG.exception("background work failed and has to wait")
-                pause_s = max(_IDLE_POLL_S, quiet_s)
+                pause_s = max(IDLE_POLL_S, quiet_s)
             stop.wait(pause_s)
 
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:

@@ -96,16 +96,16 @@ class Conversation:
         self.token_ids: list[int] = []
         self.last_reply: Decoded | None = None
         self._versions: frozenset[str] = frozenset()
-        self._held: OffloadedCache | None = None
-        self._stack = ExitStack()
+        self.held: OffloadedCache | None = None
+        self.open_files = ExitStack()
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._stack.enter_context(try_lock(folder / LOCK)):
-            self._stack.close()
+        if not self.open_files.enter_context(try_lock(folder / LOCK)):
+            self.open_files.close()
             raise InvalidRequest(_TAKEN.format(folder))
         try:
             self._resume()
         except BaseException:
-            self._stack.close()
+            self.open_files.close()
             raise
 
     @property
@@ -129,17 +129,17 @@ class Conversation:
             self._start_over()
         turn = self._render(question, chunks)
         logits = self._prefill_turn(turn)
-        assert self._held is not None
+        assert self.held is not None
         settings, text = self._settings, [*self.token_ids, *turn.token_ids]
         reply = yield from generate_in_conversation(
             self._adapter,
-            self._held,
+            self.held,
             text,
             logits,
             settings.generation,
             settings.max_new_tokens,
             decoded,
-            self._recompute,
+            self.recompute,
             turn.reply,
         )
         self.last_reply = decoded
@@ -179,8 +179,8 @@ class Conversation:
 
     def close(self) -> None:
         """Store the text for another process; closing twice is fine."""
-        held, self._held = self._held, None
-        with self._stack:
+        held, self.held = self.held, None
+        with self.open_files:
             if held is None:
                 return
             with held:
@@ -227,18 +227,18 @@ class Conversation:
 
     def _prefill_turn(self, turn: TokenizedPrompt) -> Tensor:
         """Put the KV of a turn behind the text, and return the logits (1, vocab) after it."""
-        if self._held is None:
+        if self.held is None:
             offloader = PromptOffloader(self._adapter.geometry, self._settings.kv, reset_files(self._folder))
             logits = self._prefill(turn, offloader, None).logits
-            self._held = offloader.cache
+            self.held = offloader.cache
             return logits
         text = [*self.token_ids, *turn.token_ids]
         if self._adapter.needs_rope_rescale(len(text), len(self.token_ids)):
-            return self._recompute(text)[1]
+            return self.recompute(text)[1]
         prefix = self._adapter.template.prefix_ids(
             self._settings.system, think=self._settings.generation.think
         )
-        behind = TurnAppender(self._adapter, self._held, self.token_ids, prefix)
+        behind = TurnAppender(self._adapter, self.held, self.token_ids, prefix)
         return self._prefill(turn, behind, behind).logits
 
     def _contains(self, ids: Sequence[int]) -> bool:
@@ -288,30 +288,30 @@ class Conversation:
         self.token_ids, self._versions = list(stored.token_ids), stored.versions
         with suppress(StoreError):
             bound = self._settings.kv.resident_bytes
-            self._held, _ = resume(self._adapter, self._folder, bound, self.token_ids)
+            self.held, _ = resume(self._adapter, self._folder, bound, self.token_ids)
         self._drop_unfinished_turn()
 
     def _drop_unfinished_turn(self) -> None:
         """Make the KV hold `token_ids` and nothing else; after an unfinished turn, compute them again."""
-        held = self._held
+        held = self.held
         if held is not None and held.usable and held.get_seq_length() == len(self.token_ids):
             return
         self._close_kv()
         if self.token_ids:
-            self._recompute(self.token_ids)
+            self.recompute(self.token_ids)
 
     def _close_kv(self) -> None:
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         if held is not None:
             held.close()
 
-    def _recompute(self, token_ids: Sequence[int]) -> tuple[OffloadedCache, Tensor]:
+    def recompute(self, token_ids: Sequence[int]) -> tuple[OffloadedCache, Tensor]:
         """Compute the KV of a text from scratch, with full attention; also return the logits after it."""
         self._close_kv()
-        self._held, logits = prefill_offloaded(
+        self.held, logits = prefill_offloaded(
             self._adapter, token_ids, self._settings.kv, reset_files(self._folder)
         )
-        return self._held, logits
+        return self.held, logits
 
     def _write_state(self) -> None:
         """Store what was said; everything else can be computed from it."""

@@ -271,7 +271,7 @@ class MemoryLimit:
     @property
     def resident_bytes(self) -> int:
         """KV in memory now, with all buffers that hold it."""
-        return self._bytes_without_frames() + self._frames.touched_bytes
+        return self.bytes_without_frames() + self._frames.touched_bytes
 
     def record_layer(self, layer: int, resident_bytes: int) -> None:
         """Record what a layer holds now, without frames and centroids."""
@@ -279,7 +279,7 @@ class MemoryLimit:
 
     def has_room(self, more_bytes: int) -> bool:
         """Return whether `enforce` can make room for `more_bytes` while no cluster must stay in memory."""
-        return self._limit is None or self._bytes_without_frames() + more_bytes <= self._limit
+        return self._limit is None or self.bytes_without_frames() + more_bytes <= self._limit
 
     def enforce(self, more_bytes: int = 0) -> None:
         """Withdraw the frames that windows and centroids need, with `more_bytes` that are about to be allocated.
@@ -290,7 +290,7 @@ class MemoryLimit:
         self._reserved_bytes = more_bytes
         if self._limit is None:
             return
-        other_bytes = self._bytes_without_frames() + more_bytes
+        other_bytes = self.bytes_without_frames() + more_bytes
         allowed = (self._limit - other_bytes) // self._frames.page_bytes
         if allowed < 0:
             raise InvalidRequest(
@@ -306,7 +306,7 @@ class MemoryLimit:
         """Restore withdrawn frames that windows and centroids no longer need."""
         if self._limit is None or not self._frames.withdrawn:
             return
-        free_bytes = self._limit - self._bytes_without_frames() - self._reserved_bytes
+        free_bytes = self._limit - self.bytes_without_frames() - self._reserved_bytes
         unused = free_bytes // self._frames.page_bytes - self._frames.count
         self._frames.restore(max(0, min(unused, self._frames.withdrawn)))
 
@@ -316,17 +316,18 @@ class MemoryLimit:
         layers = range(len(self._layer_bytes))
         self._shared.store.check_room(max(growth_bytes(layer, SPARE_COLUMNS + 1, 2) for layer in layers))
 
-    def _bytes_without_frames(self) -> int:
+    def bytes_without_frames(self) -> int:
+        """Return the resident bytes of everything but page frames."""
         shared = self._shared
         return (
             sum(self._layer_bytes)
             + shared.centroids.resident_bytes
             + shared.store.pages.buffer_bytes
-            + self._workspace_bytes
+            + self.workspace_bytes
         )
 
     @property
-    def _workspace_bytes(self) -> int:
+    def workspace_bytes(self) -> int:
         """Memory that attention to a portion of clusters takes, and the copies that a split works on."""
         entry_format = self._shared.store.entry_format
         portion_pages = self._shared.portion_pages * self._kv_heads

@@ -51,7 +51,7 @@ def fingerprint(
     """
     dtype, bits = str(model.dtype).removeprefix("torch."), weight_bits(model)
     parts = {
-        "weights": _remembered(memory, f"weights in {dtype}, {bits}", lambda: _digest_weights(model)),
+        "weights": _remembered(memory, f"weights in {dtype}, {bits}", lambda: digest_weights(model)),
         "tokenizer": _remembered(memory, TOKENIZER_FACT, lambda: digest_tokenizer(tokenizer)),
         "configuration": _digest([type(model).__name__, _settings(model)]),
         "dtype": dtype,
@@ -77,7 +77,8 @@ def _digest(value: object) -> str:
     ).hexdigest()
 
 
-def _digest_weights(model: PreTrainedModel) -> str:
+def digest_weights(model: PreTrainedModel) -> str:
+    """Return a digest of all weights, quantised ones as they are stored."""
     digest = xxhash.xxh3_128()
     packed = quantised_modules(model)
     for name, module in sorted(packed.items()):

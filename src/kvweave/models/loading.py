@@ -28,7 +28,7 @@ from kvweave.plugins import more_in_lab, plugins
 _LOG = logging.getLogger(__name__)
 
 REFERENCE_NAME, AUXILIARY_NAME = "reference", "auxiliary"
-_SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
+SHIPPED = {name: Path(__file__).parent / name for name in (REFERENCE_NAME, AUXILIARY_NAME)}
 _DIRECT = "padding side of the tokenizer that is in tokenizer.json alone"
 _CLASS_SETTINGS = frozenset(
     {"tokenizer_class", "backend", "is_local", "local_files_only", "auto_map", "processor_class"}
@@ -125,12 +125,12 @@ def _find(name: str, home: Path) -> _Found:
 def _shipped(name: str) -> Path | None:
     """Return the folder of a model that ships with kvweave or a plugin; None for any other."""
     plugin = plugins("kvweave.models").get(name)
-    return _SHIPPED.get(name) or (None if plugin is None else Path(plugin.load()))
+    return SHIPPED.get(name) or (None if plugin is None else Path(plugin.load()))
 
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:
     """Return the tokenizer of the shipped reference model."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_SHIPPED[REFERENCE_NAME])
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(SHIPPED[REFERENCE_NAME])
     return tokenizer
 
 
@@ -198,7 +198,7 @@ def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> Pre
     if folder is not None and (folder / "tokenizer.json").exists() and padding is None:
         digest = digest_tokenizer(tokenizer)
         memory.put(TOKENIZER_FACT, digest)  # the fingerprint needs it too, and it takes most of a second
-        memory.put(_DIRECT, tokenizer.padding_side if _is_direct(tokenizer, digest, folder) else False)
+        memory.put(_DIRECT, tokenizer.padding_side if is_direct(tokenizer, digest, folder) else False)
     return tokenizer
 
 
@@ -213,7 +213,7 @@ def _direct_tokenizer(folder: Path, padding_side: str) -> PreTrainedTokenizerBas
     return TokenizersBackend(tokenizer_file=str(folder / "tokenizer.json"), **known)
 
 
-def _is_direct(tokenizer: PreTrainedTokenizerBase, digest: str, folder: Path) -> bool:
+def is_direct(tokenizer: PreTrainedTokenizerBase, digest: str, folder: Path) -> bool:
     """Whether `_direct_tokenizer` gives the same tokenizer: equal in every rule, token and setting, with no methods of its own.
 
     `digest` is that of the tokenizer.

@@ -28,7 +28,7 @@ _INT4_BYTES = 0.625
 """Of a weight in 4 bits, with its share of a scale and an offset in 16 bits per 32 weights."""
 _MARGIN = 1.05
 """What loading needs beside the weights: one layer at a time in full, and the libraries' own memory."""
-_NOTABLE_BYTES = 100_000_000
+NOTABLE_BYTES = 100_000_000
 """Smaller models are loaded without a word."""
 
 
@@ -223,7 +223,7 @@ def _with_notice(
     """Add what the user should know of an automatic choice."""
     assert found.dtype is not None
     stored, need = _short(sizes.dtype), sizes.bytes(found.dtype, found.bits)
-    if need < _NOTABLE_BYTES or device.type != "cpu":
+    if need < NOTABLE_BYTES or device.type != "cpu":
         return found
     if instead_of is not None:
         full = (

@@ -32,7 +32,7 @@ class SharedSpan:
 
     def __init__(self, span: PlacedSpan, angles: Angles, first: int, device: torch.device) -> None:
         self.positions = torch.arange(span.start, span.end, device=device)
-        self._source: tuple[ChunkKV, Angles] | None = span.kv, angles
+        self.source: tuple[ChunkKV, Angles] | None = span.kv, angles
         self._first, self._device = first, device
         self._count = int(span.kv.data.shape[0])
         self._layers: dict[int, KVRows] = {}
@@ -42,13 +42,13 @@ class SharedSpan:
         """Return a layer's keys and values (1, G, S, D). Raises DamagedEntry if they are not what was stored."""
         with self._guard:
             if index not in self._layers:
-                assert self._source is not None
-                kv, angles = self._source
+                assert self.source is not None
+                kv, angles = self.source
                 stored = kv.layer(index).to(self._device)  # (2, G, S, D)
                 keys = angles.rotate(index, stored[:1], self._first)
                 self._layers[index] = KVRows(keys, stored[1:], self.positions)
                 if len(self._layers) == self._count:
-                    self._source = None  # every layer is placed
+                    self.source = None  # every layer is placed
             return self._layers[index]
 
     @property

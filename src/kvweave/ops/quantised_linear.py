@@ -31,11 +31,11 @@ OUTLIERS = 32
 """Inputs that are multiplied in float32 when there are many rows."""
 _LEVELS = 127
 _TINY = 1e-30
-_ROW_CHUNK = 8192
+ROW_CHUNK = 8192
 _FEW_ROWS = 32
 """Up to here, twice the rows cost no more than `OUTLIERS` more rows."""
 _INT4_FEW_ROWS = 32
-_BLOCK_ROWS = 4096
+BLOCK_ROWS = 4096
 """Rows of an 8-bit weight that are expanded at a time where no integer kernel exists."""
 
 
@@ -71,13 +71,13 @@ def quantise_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
     outputs, inputs = weight.shape
     codes = torch.empty(outputs, inputs, dtype=torch.int8)
     scales = torch.empty(outputs)
-    for start in range(0, outputs, _ROW_CHUNK):  # bounds the memory of a large vocabulary's temporary copies
-        part = weight[start : start + _ROW_CHUNK].detach().float()
+    for start in range(0, outputs, ROW_CHUNK):  # bounds the memory of a large vocabulary's temporary copies
+        part = weight[start : start + ROW_CHUNK].detach().float()
         pairs = part[:, 0 : inputs // 2 * 2 : 2] + part[:, 1::2]
         largest = torch.maximum(_row_norms(part), _row_norms(pairs)) if inputs > 1 else _row_norms(part)
         scale = largest.div_(_LEVELS)
-        scales[start : start + _ROW_CHUNK] = scale[:, 0]
-        codes[start : start + _ROW_CHUNK] = part.div(scale).round_()
+        scales[start : start + ROW_CHUNK] = scale[:, 0]
+        codes[start : start + ROW_CHUNK] = part.div(scale).round_()
     return codes, scales
 
 
@@ -90,11 +90,11 @@ def quantise_rows_in_groups(table: Tensor, group: int = GROUP) -> tuple[Tensor, 
     group = width if width % group else group
     codes = torch.empty(rows, width, dtype=torch.int8)
     scales = torch.empty(rows, width // group)
-    for start in range(0, rows, _ROW_CHUNK):
-        part = table[start : start + _ROW_CHUNK].detach().float().unflatten(1, (-1, group))
+    for start in range(0, rows, ROW_CHUNK):
+        part = table[start : start + ROW_CHUNK].detach().float().unflatten(1, (-1, group))
         scale = _row_norms(part).div_(_LEVELS)  # (rows, groups, 1)
-        scales[start : start + _ROW_CHUNK] = scale[..., 0]
-        codes[start : start + _ROW_CHUNK] = part.div(scale).round_().flatten(1)
+        scales[start : start + ROW_CHUNK] = scale[..., 0]
+        codes[start : start + ROW_CHUNK] = part.div(scale).round_().flatten(1)
     return codes, scales
 
 
@@ -227,7 +227,7 @@ class _ExpandedInt8:
     bytes: int
 
     def multiply(self, rows: Tensor) -> Tensor:
-        blocks = [linear(rows, block.float()) for block in self.codes.split(_BLOCK_ROWS)]
+        blocks = [linear(rows, block.float()) for block in self.codes.split(BLOCK_ROWS)]
         return torch.cat(blocks, dim=1).mul_(self.scales)
 
 
@@ -240,7 +240,7 @@ class _Int4:
     bytes: int
 
     def multiply(self, rows: Tensor) -> Tensor:
-        if rows.shape[0] > _INT4_FEW_ROWS and _int4_layout() is not None:
+        if rows.shape[0] > _INT4_FEW_ROWS and int4_layout() is not None:
             return linear(rows, self.expanded())
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             rows.bfloat16(), self.packed, self.group, self.scales_and_offsets
@@ -249,7 +249,7 @@ class _Int4:
 
     def expanded(self) -> Tensor:
         """Return the weight in float32, (N, K)."""
-        layout = _int4_layout()
+        layout = int4_layout()
         assert layout is not None
         outputs, inputs = self.scales_and_offsets.shape[1], self.scales_and_offsets.shape[0] * self.group
         block, order = layout
@@ -264,7 +264,7 @@ class _Int4:
 
 
 @cache
-def _int4_layout() -> tuple[int, Tensor] | None:
+def int4_layout() -> tuple[int, Tensor] | None:
     """Return how this CPU's kernel packs 4-bit codes: rows per block, and each row's place among a block's nibbles.
 
     The layout is PyTorch's own and depends on the CPU's vectors, so it is read off packed numbers. None if it is not blocks of

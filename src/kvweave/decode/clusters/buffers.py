@@ -16,30 +16,30 @@ class BufferedEntries:
 
     def __init__(self, heads: int, entry_bytes: int) -> None:
         self.count: NDArray[np.int64] = np.zeros(heads, np.int64)
-        self._entries = torch.zeros(heads, 0, entry_bytes, dtype=torch.uint8)
+        self.entries = torch.zeros(heads, 0, entry_bytes, dtype=torch.uint8)
         self._owners: NDArray[np.int64] = np.zeros((heads, 0), np.int64)
 
     @property
     def resident_bytes(self) -> int:
         """Memory of the entries."""
-        return self._entries.nbytes
+        return self.entries.nbytes
 
     def growth_bytes(self, head: int) -> int:
         """Return the extra memory needed to add one entry to a head.
 
         The old memory is released only after the copy.
         """
-        heads, capacity, length = self._entries.shape
+        heads, capacity, length = self.entries.shape
         return 0 if self.count[head] < capacity else heads * (capacity + max(_MIN_GROWTH, capacity)) * length
 
     def add(self, head: int, owner: int, entry: Tensor) -> None:
         """Buffer a copy of an entry (E,) for a cluster."""
         at = int(self.count[head])
-        if at == self._entries.shape[1]:
+        if at == self.entries.shape[1]:
             more = max(_MIN_GROWTH, at)
-            self._entries = torch.nn.functional.pad(self._entries, (0, 0, 0, more))
+            self.entries = torch.nn.functional.pad(self.entries, (0, 0, 0, more))
             self._owners = np.pad(self._owners, ((0, 0), (0, more)))
-        self._entries[head, at] = entry
+        self.entries[head, at] = entry
         self._owners[head, at] = owner
         self.count[head] += 1
 
@@ -47,9 +47,9 @@ class BufferedEntries:
         """Remove and return the entries (n, E) buffered for a cluster."""
         count = int(self.count[head])
         mine = torch.from_numpy(self._owners[head, :count] == owner)
-        entries = self._entries[head, :count]
+        entries = self.entries[head, :count]
         popped, kept = entries[mine].clone(), entries[~mine].clone()
-        self._entries[head, : kept.shape[0]] = kept
+        self.entries[head, : kept.shape[0]] = kept
         self._owners[head, : kept.shape[0]] = self._owners[head, :count][~mine.numpy()]
         self.count[head] = kept.shape[0]
         return popped
@@ -67,17 +67,17 @@ class BufferedEntries:
         """Return all entries (G, b, E), read-only, and a mask (G, 1, b) of those that exist."""
         longest = int(self.count.max(initial=0))
         valid = torch.arange(longest) < torch.from_numpy(self.count)[:, None]
-        return self._entries[:, :longest], valid[:, None]
+        return self.entries[:, :longest], valid[:, None]
 
     def state(self) -> dict[str, Tensor]:
         """Return copies, for `restore`."""
         return {
-            "entries": self._entries.clone(),
+            "entries": self.entries.clone(),
             "owners": torch.from_numpy(self._owners.copy()),
             "count": torch.from_numpy(self.count.copy()),
         }
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        self._entries = state["entries"].clone()
+        self.entries = state["entries"].clone()
         self._owners, self.count = state["owners"].numpy().copy(), state["count"].numpy().copy()

@@ -62,13 +62,13 @@ class PageFile:
         self.closed = False
         self._counts = counts
         try:
-            self._descriptor = self._open(path, folder)
+            self.descriptor = self._open(path, folder)
         except OSError as error:
             raise StoreError(
                 f"no file for the KV can be made in {folder or path}: {error.strerror or error}; name a folder that "
                 "can be written to"
             ) from error
-        self._close = weakref.finalize(self, os.close, self._descriptor)  # also if `close` is never called
+        self._close = weakref.finalize(self, os.close, self.descriptor)  # also if `close` is never called
         self._threads = ThreadPoolExecutor(readers, thread_name_prefix="kvweave-disk")
 
     def read(self, runs: Sequence[Run]) -> "list[Future[None]]":
@@ -95,7 +95,7 @@ class PageFile:
             some = views[start : start + _MAX_BUFFERS]
             length = sum(map(len, some))
             try:
-                written = os.pwritev(self._descriptor, some, at)
+                written = os.pwritev(self.descriptor, some, at)
             except OSError as error:
                 raise _store_error(error, "written") from error
             if written != length:
@@ -110,14 +110,14 @@ class PageFile:
     def sync(self) -> None:
         """Sync the file to disk."""
         try:
-            os.fsync(self._descriptor)
+            os.fsync(self.descriptor)
         except OSError as error:
             raise _store_error(error, "written") from error
 
     @property
     def length_bytes(self) -> int:
         """Length of the file."""
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self.descriptor).st_size
 
     def close(self) -> None:
         """Wait for reads in flight and close; closing twice is fine."""
@@ -162,7 +162,7 @@ class PageFile:
     def _read_into(self, buffers: Sequence[memoryview], at: int) -> None:
         length = sum(map(len, buffers))
         try:
-            read = os.preadv(self._descriptor, buffers, at)
+            read = os.preadv(self.descriptor, buffers, at)
         except OSError as error:
             raise _store_error(error, "read") from error
         if read != length:

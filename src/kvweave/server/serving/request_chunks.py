@@ -24,7 +24,7 @@ from kvweave.state.active_requests import BackgroundStopped, ProcessActivity, Re
 
 _LOG = logging.getLogger(__name__)
 _MOST_WAITING: Final = 1000
-_MOST_CHARACTERS: Final = 20_000_000
+MOST_CHARACTERS: Final = 20_000_000
 """Limits on the requests that wait for preparation and on the characters of their documents. Above them, documents are not
 prepared. Under load nothing is prepared, so waiting documents stay in memory for long.
 """
@@ -76,7 +76,7 @@ class RequestChunks:
                 self._thread.start()
         waiting = _Waiting(tuple(texts), system, think, recipe)
         with self._counting, suppress(queue.Full):
-            if self._characters + waiting.characters <= _MOST_CHARACTERS:
+            if self._characters + waiting.characters <= MOST_CHARACTERS:
                 self._waiting.put_nowait(waiting)
                 self._characters += waiting.characters
                 return
@@ -98,13 +98,14 @@ class RequestChunks:
                 if waiting is not None:
                     with self._counting:
                         self._characters -= waiting.characters
-                    self._prepare(waiting)
+                    self.prepare(waiting)
             except BackgroundStopped:
                 return
             except (KvweaveError, OSError) as error:
                 _LOG.warning("the documents of a request are not prepared: %s", error)
 
-    def _prepare(self, waiting: _Waiting) -> None:
+    def prepare(self, waiting: _Waiting) -> None:
+        """Prepare the chunks of one request."""
         template = self._adapter.template
         prefix = tuple(template.prefix_ids(waiting.system, think=waiting.think))
         corpus = ChunkList([waiting.texts], template.chunk_ids, self._encoder.encode)
