@@ -96,7 +96,7 @@ class Distillation:
         self.student.model.train()
         start = time.monotonic() - self.seconds
         while self.step < STEPS:
-            self._train()
+            self.train_step()
             self.step += 1
             self.seconds = time.monotonic() - start
             if self.step % REPORT_STEPS == 0:
@@ -131,7 +131,8 @@ class Distillation:
         kl = (wanted * (wanted.clamp(min=1e-9).log() - attended.clamp(min=1e-9).log())).sum(-1).mean()
         return kl, self.student.answer_loss(rows)
 
-    def _train(self) -> None:
+    def train_step(self) -> None:
+        """Take one step on the pairs drawn for it."""
         pairs = self.pairs(self.step)
         kl, answers = self.losses(pairs)
         (kl + ANSWERING * answers).backward()

@@ -15,7 +15,7 @@ from training.attention import blockwise_attention, fused_attention
 
 FUSED_FROM = 4000  # context tokens from which PyTorch's kernel is used, which stores no attention weights
 
-_BFLOAT16_ON_CPU = has_fast_matmul(torch.device("cpu"), torch.bfloat16)
+BFLOAT16_ON_CPU = has_fast_matmul(torch.device("cpu"), torch.bfloat16)
 
 HINTED = 5  # the layer after which hints are read
 
@@ -29,7 +29,7 @@ def rotation(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
 
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products: bfloat16 if the device has units for it, else float32."""
-    return torch.float32 if device.type == "cpu" and not _BFLOAT16_ON_CPU else torch.bfloat16
+    return torch.float32 if device.type == "cpu" and not BFLOAT16_ON_CPU else torch.bfloat16
 
 
 def hidden_states(
@@ -40,7 +40,7 @@ def hidden_states(
     Matrix products use `product_dtype`, the residual stream float32. `cos` and `sin` are (B, 1, T, D / 2). Tokens of
     the context attend causally; later ones attend to the context and to earlier tokens of their own segment.
     """
-    mask = _mask(segments, context)
+    mask = mask_of(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     states = []
     for layer in model.model.layers:
@@ -63,7 +63,7 @@ def question_attention(
 
     The softmax is over `chunks` (B, context) only, as in selectors. Other arguments are those of `hidden_states`.
     """
-    mask = _mask(segments, context)
+    mask = mask_of(segments, context)
     x = F.embedding(ids, model.model.embed_tokens.weight)
     for layer in model.model.layers[:-1]:
         x = _layer(model, layer, x, cos, sin, mask)
@@ -73,7 +73,7 @@ def question_attention(
     return scores.masked_fill(~chunks[:, None, None], float("-inf")).softmax(-1).mean(1)
 
 
-def _mask(segments: Tensor, context: int) -> Tensor:
+def mask_of(segments: Tensor, context: int) -> Tensor:
     """Return the mask of question rows, added to their scores (B, Tq, T)."""
     order = torch.arange(segments.shape[1], device=segments.device)
     own = segments[:, context:, None]

@@ -17,7 +17,7 @@ from kvweave_lab.eval.world import TRAIN, Phrases
 
 SENTENCES = Path(__file__).parent / "sentences"
 
-_LISTED_PHRASES: Final = {
+LISTED_PHRASES: Final = {
     "facts stated": needles.STATED,
     "facts asked": needles.ASKED,
     "facts asked twice": needles.TWO_ASKED,
@@ -64,7 +64,7 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
 @cache
 def _by_identity() -> dict[int, tuple[str, ...]]:
     """Return the lists by the identity of the phrases that they extend; phrases are module constants."""
-    return {id(phrases): sentence_lists()[name] for name, phrases in _LISTED_PHRASES.items()}
+    return {id(phrases): sentence_lists()[name] for name, phrases in LISTED_PHRASES.items()}
 
 
 def further_phrases(phrases: Phrases) -> tuple[str, ...]:

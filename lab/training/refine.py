@@ -15,7 +15,7 @@ from training.shape import Shape
 from training.train import main
 
 SHORT = Shape(768, 384, (4, 9), (48, 128), 0.4, 0.0, 0.5, 1.0, 0.1, 1.5, 0.75, 0.3)
-_LONG: dict[str, Any] = {"context": 2176, "questions": 512, "chunks": (12, 27), "sparse": 0.5}
+LONG_ROWS: dict[str, Any] = {"context": 2176, "questions": 512, "chunks": (12, 27), "sparse": 0.5}
 _LONG_ROWS = 2
 
 CYCLES = (
@@ -52,7 +52,7 @@ class RefiningTrainer(ContinuedTrainer):
         stage = self.plan[number]
         rate = stage.rate * rate_factor(stage.steps - left, stage.steps, stage.holding or 0.0)
         if random.Random(f"{self.seed}/{self.step}").random() < stage.longer:
-            stage = replace(stage, shape=replace(stage.shape, **_LONG), rows=_LONG_ROWS)
+            stage = replace(stage, shape=replace(stage.shape, **LONG_ROWS), rows=_LONG_ROWS)
         return stage, rate
 
     def _export(self) -> None:

@@ -114,7 +114,7 @@ class RowMaker:
         self._end: int = tokenizer.eos_token_id
         self._encode = tokenizer.backend_tokenizer.encode
         self._plain = lru_cache(100_000)(self.template.tokenize)
-        self._writer = Writer(
+        self.writer = Writer(
             self.rng, count=lambda text: len(self._plain(text)), vocabulary=sorted(tokenizer.get_vocab())
         )
         self._hexadecimal: list[int] = [tokenizer.convert_tokens_to_ids(sign) for sign in "0123456789abcdef"]
@@ -147,7 +147,7 @@ class RowMaker:
     def _draw_fitting_document(self, shape: Shape) -> tuple[Document, list[int], list[tuple[slice, int]]]:
         """Return a document that fits, the ids of the instruction and its chunks, and the hints in them."""
         while True:
-            document = self._writer.document(self.rng.randint(*shape.chunks), shape)
+            document = self.writer.document(self.rng.randint(*shape.chunks), shape)
             ids = list(self._prefix)
             hints: list[tuple[slice, int]] = []
             for chunk in document.chunks:

@@ -111,7 +111,7 @@ class Trainer:
         ends = set(accumulate(stage.steps for stage in self.plan))
         start, reported = time.monotonic() - self.seconds, (time.monotonic(), self.tokens)
         while self.step < self.steps:
-            self._train(*self.next_stage())
+            self.train_step(*self.next_stage())
             self.step += 1
             self.seconds = time.monotonic() - start
             if self.step in ends:
@@ -131,7 +131,8 @@ class Trainer:
         weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
         self.final_weights = [*self.final_weights, weights][-self.averaged :]
 
-    def _train(self, stage: Stage, rate: float) -> None:
+    def train_step(self, stage: Stage, rate: float) -> None:
+        """Take one step on rows drawn for it, at this learning rate."""
         copying = stage.copying if self.accuracy.get(COPY, 0.0) > COPIES else COPYING_FIRST
         seeds = [f"{self.seed}/{self.step}/{row}" for row in range(self.rank, stage.rows, self.ranks)]
         rows = self.maker.batch(stage.shape, seeds, copying)

@@ -117,7 +117,7 @@ class MaskRowPlan(RowPlan):
 
 
 _TRIES = 5
-_SUMMED_BYTES = 2**28  # much larger than the last-level cache
+SUMMED_BYTES = 2**28  # much larger than the last-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class Rates:
 
 def measure_memory_bandwidth(device: torch.device) -> float:
     """Return the best memory bandwidth of several sums over a large tensor, with all threads."""
-    tensor = torch.ones(_SUMMED_BYTES // 4, dtype=torch.float32, device=device)
-    return _SUMMED_BYTES / min(elapsed_s(lambda: float(tensor.sum())) for _ in range(_TRIES))
+    tensor = torch.ones(SUMMED_BYTES // 4, dtype=torch.float32, device=device)
+    return SUMMED_BYTES / min(elapsed_s(lambda: float(tensor.sum())) for _ in range(_TRIES))
 
 
 def measure_read_bandwidth(files: Sequence[Path]) -> float:

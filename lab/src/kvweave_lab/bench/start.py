@@ -107,7 +107,7 @@ def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_p
         [CONTROL, *(f"transformers.{name}.from_pretrained({source!r})" for name in _LOADED_CLASSES)]
     )
     others = _modules_of_others(folder, loads)
-    _traced(["add", str(settings.documents), "--wait", "--quiet", *model], home, others)
+    traced(["add", str(settings.documents), "--wait", "--quiet", *model], home, others)
     asked = ["ask", "--max-new-tokens", str(settings.new_tokens)]
     commands = {
         "kvweave --help": ["--help"],
@@ -116,15 +116,15 @@ def bench_start(settings: StartSettings, folder: Path, progress: Progress = no_p
         "kvweave ask, an answered question": [*asked, _QUESTION],
     }
     for command in commands.values():
-        _traced(command, home, others)  # the first question of a home stores what the next ones find
+        traced(command, home, others)  # the first question of a home stores what the next ones find
     programs = {CONTROL: CONTROL, LOADED: loads}
     runs: dict[str, list[_Run]] = {name: [] for name in (*programs, SERVED, *commands)}
     for number in range(settings.rounds):
         for name, code in programs.items():
             runs[name].append(_process([sys.executable, "-c", code], home))
-        runs[SERVED].append(_served(folder, home, settings.model))
+        runs[SERVED].append(served(folder, home, settings.model))
         for name, command in commands.items():
-            runs[name].append(_traced(command, home, others))
+            runs[name].append(traced(command, home, others))
         progress("starts", number + 1, settings.rounds)
     return StartBench(settings, [_row(name, found) for name, found in runs.items()])
 
@@ -152,7 +152,8 @@ def _modules_of_others(folder: Path, loads: str) -> Path:
     return output
 
 
-def _traced(command: Sequence[str], home: Path, others: Path) -> _Run:
+def traced(command: Sequence[str], home: Path, others: Path) -> _Run:
+    """Run a command under the tracer; return its output and where its seconds went."""
     output = others.with_name("trace.json")
     run = _process([sys.executable, "-m", _TRACE, str(output), str(others), *command], home)
     return _Run(run.cpu_s, run.wall_s, json.loads(output.read_text())["parts"])
@@ -170,7 +171,7 @@ def _process(command: Sequence[str], home: Path) -> _Run:
     return _Run(_children_cpu_s() - before, wall_s, {})
 
 
-def _served(folder: Path, home: Path, model: str | None) -> _Run:
+def served(folder: Path, home: Path, model: str | None) -> _Run:
     """Start a server and end it once it is ready. Processor time includes its end, time on the clock does not."""
     before, began = _children_cpu_s(), time.perf_counter()
     with kvweave_server("ready", folder, model=model, flags=["--no-idle-work"], home=home) as server:

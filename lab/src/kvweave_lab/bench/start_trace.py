@@ -96,7 +96,7 @@ class _TimedLoader(importlib.abc.Loader):
             self._loader.exec_module(module)
         for name, attribute, part in _STEPS:
             if name == module.__name__:
-                _wrap(module, attribute, self._clock, part)
+                wrap(module, attribute, self._clock, part)
 
 
 class _TimedFinder(importlib.abc.MetaPathFinder):
@@ -118,7 +118,8 @@ class _TimedFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _wrap(module: ModuleType, attribute: str, clock: Clock, part: str) -> None:
+def wrap(module: ModuleType, attribute: str, clock: Clock, part: str) -> None:
+    """Replace a function, or a method named `Class.method`, by one whose time the clock counts under `part`."""
     *owners, name = attribute.split(".")
     owner = functools.reduce(getattr, owners, module)
     bound = isinstance(vars(owner).get(name), classmethod)

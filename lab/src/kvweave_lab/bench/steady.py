@@ -178,7 +178,7 @@ def bench_steady(
     with _open_log(output, {**asdict(settings), **about}) as log:
         if len(log.results) < len(queries):
             with ChunkStore(folder, limit_bytes=2**62, host_bytes=settings.host_bytes) as store:
-                _ask_remaining(_Asker(adapter, store, settings), queries, log, progress)
+                _ask_remaining(Asker(adapter, store, settings), queries, log, progress)
         asked = log.results
     rows = tuple(one.row for one in asked)
     found = speedups(rows)
@@ -215,7 +215,7 @@ def _open_log(output: Path | None, run_config: Mapping[str, Any]) -> ResultsLog[
 
 
 def _ask_remaining(
-    asker: "_Asker", queries: Sequence[Query], log: ResultsLog[int, _Asked], progress: Progress
+    asker: "Asker", queries: Sequence[Query], log: ResultsLog[int, _Asked], progress: Progress
 ) -> None:
     """Ask the questions that the log lacks, after preparing the store as it was before them."""
     first = len(log.results)
@@ -227,7 +227,7 @@ def _ask_remaining(
         log.add(_Asked(row, starts_process=number == first))
 
 
-class _Asker:
+class Asker:
     """Asks questions over a growing store."""
 
     def __init__(self, adapter: Adapter, store: ChunkStore, settings: SteadySettings) -> None:

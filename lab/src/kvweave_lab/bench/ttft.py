@@ -215,7 +215,7 @@ def _cases(recipe: Recipe, settings: TtftSettings) -> list[Case]:
     return [Case(recipe, ratio, place) for ratio in ratios for place in settings.kv_from]
 
 
-def _group_cases(ratios: Sequence[float]) -> list[list[int]]:
+def group_cases(ratios: Sequence[float]) -> list[list[int]]:
     """Group case numbers, in order, so that each group computes about one full prefill."""
     groups: list[list[int]] = []
     left = 0.0
@@ -279,7 +279,7 @@ class _ContextBench:
         steps: list[Callable[[], None]] = [
             partial(self._time_full_prefill, name) for name in self._candidates
         ]
-        for group in _group_cases([case.ratio for case in self._cases]):
+        for group in group_cases([case.ratio for case in self._cases]):
             steps += [partial(self._time_case, number) for number in group]
             steps.append(lambda: self._time_full_prefill(self._fastest()))
         for step in reversed(steps) if backwards else steps:

@@ -97,7 +97,7 @@ def run_evaluation(
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
     candidates = candidates_of(request.suite)
     _note_layers(adapter, candidates, notice)
-    found = list(_file_cases(adapter, request) if request.files else _generated_cases(adapter, request))
+    found = list(file_cases(adapter, request) if request.files else _generated_cases(adapter, request))
     if not found:
         named = ", ".join(str(path) for _, path in request.files)
         raise InvalidRequest(f"there are no samples in {named}; name a file that has some")
@@ -170,7 +170,8 @@ def _generated_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
     return generated_cases(request.suite, request.split, haystack, token_count(adapter))
 
 
-def _file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
+def file_cases(adapter: Adapter, request: Request) -> Iterable[Case]:
+    """Yield the cases of the documents in files, in the order of the suite."""
     first_file: dict[str, Path] = {}
     chunker = Chunker(adapter.tokenizer, request.suite.chunk_tokens, request.overlap_tokens)
     limit = request.samples_per_file

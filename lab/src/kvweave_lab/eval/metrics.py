@@ -95,12 +95,13 @@ def bleu(prediction: str, references: Sequence[str]) -> float | None:
     Tokens and smoothing are sacrebleu's own. Only orders of which the answer has n-grams count ("effective order"), so
     that a right answer of one word scores 1.
     """
-    score = _scorer()
+    score = bleu_scorer()
     return None if score is None else score(prediction, references)
 
 
 @cache
-def _scorer() -> Callable[[str, Sequence[str]], float] | None:
+def bleu_scorer() -> Callable[[str, Sequence[str]], float] | None:
+    """Return a function that scores a prediction by BLEU, 0..1, or None without sacrebleu."""
     try:
         from sacrebleu.metrics import BLEU  # optional, so not at the top
     except ImportError:
@@ -116,11 +117,12 @@ def chinese_words(text: str) -> Sequence[str]:
     Without jieba every character is a word, and so is a run of Latin letters and digits. Scores then differ from
     LongBench's table; a warning says so once.
     """
-    return _segmenter()(text)
+    return segmenter()(text)
 
 
 @cache
-def _segmenter() -> Callable[[str], Sequence[str]]:
+def segmenter() -> Callable[[str], Sequence[str]]:
+    """Return the function that cuts Chinese text into words, or into characters where jieba is not installed."""
     try:
         cut: Callable[[str], list[str]] = importlib.import_module("jieba").lcut
     except ImportError:

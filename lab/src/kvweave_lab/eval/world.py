@@ -89,11 +89,11 @@ class World:
 
     def person(self) -> str:
         """Draw a name of one word: Brenek, Toulia."""
-        return self._draw_new(lambda: self._composed(_ENDINGS))
+        return self._draw_new(lambda: self._composed(ENDINGS))
 
     def town(self) -> str:
         """Draw a place name of one word: Skeltford."""
-        return self._draw_new(lambda: self._composed(_TOWNS))
+        return self._draw_new(lambda: self._composed(TOWNS))
 
     def name(self) -> str:
         """Draw a person or a town."""
@@ -123,7 +123,7 @@ class World:
         return self.rng.choice(phrases[self.split])
 
     def _composed(self, endings: Sequence[str]) -> str:
-        return (self.rng.choice(_starts()) + self.rng.choice(endings)).capitalize()
+        return (self.rng.choice(starts()) + self.rng.choice(endings)).capitalize()
 
     def _draw_new(self, draw: Callable[[], str], *, any_split: bool = False) -> str:
         """Draw until the text is new in this document and, unless `any_split`, belongs to the split."""
@@ -141,15 +141,15 @@ _ONSETS = (
 _VOWELS = "a e i o u ai ea oo".split()
 _CODAS = "b d g k l ld lm lt m n nd nt p r rd rk rn s sk st th v x".split()
 _START_COUNT = 600
-_ENDINGS = (
+ENDINGS = (
     "nek lia dor mas ric vin tha bel ron sa dra gan mir lo fa tus na ven rik sel wyn zo bert cia dan fer gus"
     " han jo ko len mon nis pa rus sin ta vic yan zel"
 ).split()
-_TOWNS = "ford burg ton mere wick holm dale stad ville port haven field".split()
+TOWNS = "ford burg ton mere wick holm dale stad ville port haven field".split()
 
 
 @cache
-def _starts() -> tuple[str, ...]:
+def starts() -> tuple[str, ...]:
     """Return the first syllables of names, the same in every split: only their combination with an ending is new."""
     syllables = ("".join(parts) for parts in itertools.product(_ONSETS, _VOWELS, _CODAS))
     return tuple(sorted(syllables, key=lambda text: xxhash.xxh64_intdigest(text.encode()))[:_START_COUNT])

@@ -153,7 +153,7 @@ def _complete(settings: ServeSettings, output: Path | None, phases: Sequence[Pha
     wanted = [
         (name, rate, number)
         for name in settings.systems
-        if not _saturated(phases, name, settings.traffic.seed)
+        if not is_saturated(phases, name, settings.traffic.seed)
         for rate in settings.rates_of(name, common)
         for number in range(settings.rounds)
     ]
@@ -210,7 +210,7 @@ class _Run:
         order = [system for system in self._systems if system.name in slots]
         random.Random(f"{self._settings.traffic.seed}/{rate}/{number}").shuffle(order)
         for place, system in enumerate(order):
-            spared = _saturated(log.results, system.name, self._settings.traffic.seed)
+            spared = is_saturated(log.results, system.name, self._settings.traffic.seed)
             if log.get((system.name, rate, number)) is None and not spared:
                 log.add(self._phase(system, slots[system.name], rate, number))
             self._progress(f"{rate:g} requests/s, round {number + 1}", place + 1, len(order))
@@ -293,7 +293,8 @@ def _result(settings: ServeSettings, phases: list[Phase]) -> ServeBench:
     )
 
 
-def _saturated(phases: Sequence[Phase], system: str, seed: int) -> bool:
+def is_saturated(phases: Sequence[Phase], system: str, seed: int) -> bool:
+    """Whether a system has served too small a share of the requests at so many rates that it is spared higher ones."""
     rates = {
         one.rate
         for one in phases

@@ -105,10 +105,11 @@ class User:
         while not self._state.stop.is_set():
             await self._state.up.wait()
             _, name, act = self._random.choices(self._actions, weights)[0]
-            outcome = await self._outcome(name, act)
+            outcome = await self.outcome(name, act)
             await asyncio.sleep(0.2 if outcome in ("refused", "stopped") else self._random.uniform(0, 0.02))
 
-    async def _outcome(self, name: str, act: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def outcome(self, name: str, act: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Send one request and return how it ended; what should not happen is noted."""
         httpx = import_httpx()
         sent, began, detail = self._state.mode, time.monotonic(), ""
         try:

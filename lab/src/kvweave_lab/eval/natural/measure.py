@@ -78,7 +78,7 @@ class NaturalRunner:
         self._adapter, self._corpus, self._log = adapter, corpus, log
         self._system, self._answers, self._kv_bytes = system, answers, kv_bytes
         self._full = Candidate(recipe_named(FULL), 1.0)
-        self._shared: dict[str, MemoryStore] = {}
+        self.shared: dict[str, MemoryStore] = {}
         self._simulated: list[tuple[Prepare, tuple[FeatureExtractor, ...], MemoryStore]] = []
 
     def outcomes(self, prompt: NaturalPrompt, candidates: Sequence[Candidate]) -> Iterator[NaturalOutcome]:
@@ -112,8 +112,8 @@ class NaturalRunner:
                 self._log.add(replace(outcome, took_s=time.monotonic() - began))
         finally:
             self._simulated.clear()
-            if sum(store.used_bytes for store in self._shared.values()) > self._kv_bytes:
-                self._shared.clear()
+            if sum(store.used_bytes for store in self.shared.values()) > self._kv_bytes:
+                self.shared.clear()
 
     def _candidate_answer(
         self, candidate: Candidate | None, prompt: NaturalPrompt, reference: Sequence[int]
@@ -153,7 +153,7 @@ class NaturalRunner:
         Entries that depend on nothing but the library are kept for the next prompts. Simulated requests depend on the
         prompt's other chunks and may leave exact KV, so that their entries are for this prompt and these recipes only.
         """
-        shared = self._shared.setdefault(self._group(recipe.prepare, prompt), MemoryStore())
+        shared = self.shared.setdefault(self._group(recipe.prepare, prompt), MemoryStore())
         if not simulates_requests(recipe):
             prepare_prompt(self._adapter, shared, prompt.tokens, recipe, self._corpus)
             return shared

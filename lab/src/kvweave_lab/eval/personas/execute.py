@@ -108,7 +108,7 @@ class Executor:
     def __init__(
         self, adapter: Adapter, parent: Path, decodings: Sequence[Decoding], encoder: TextEncoder
     ) -> None:
-        self._adapter, self._decodings, self._encoder = adapter, decodings, encoder
+        self.adapter, self._decodings, self._encoder = adapter, decodings, encoder
         self._folder = Path(tempfile.mkdtemp(prefix="executed-", dir=parent))
         self._store = ChunkStore(self._folder, limit_bytes=_STORE_BYTES)
 
@@ -158,16 +158,16 @@ class Executor:
 
     def _put(self, served: ModelPass) -> None:
         """Store the spans' KV where it is not, and let every file leave the page cache."""
-        g = self._adapter.geometry
+        g = self.adapter.geometry
         for ids, (provenance,) in self._keys(served):
-            if self._store.get(self._adapter.fingerprint, ids, provenance) is None:
+            if self._store.get(self.adapter.fingerprint, ids, provenance) is None:
                 kv = torch.randn(g.layers, 2, g.kv_heads, len(ids), g.head_width).to(g.dtype)
-                self._store.put(self._adapter.fingerprint, ChunkKV(ids, kv), provenance, ())
+                self._store.put(self.adapter.fingerprint, ChunkKV(ids, kv), provenance, ())
         self._store.forget_recent()
 
     def _load(self, served: ModelPass) -> list[ChunkKV]:
         """Find the spans' KV, and read and verify all of it."""
-        found = self._store.find(self._adapter.fingerprint, self._keys(served))
+        found = self._store.find(self.adapter.fingerprint, self._keys(served))
         loaded = []
         for each in found:
             assert each is not None
@@ -180,7 +180,7 @@ class Executor:
 
         Recomputed rows are spread evenly over the stale ones, which come after the exact ones.
         """
-        adapter, spans, start = self._adapter, [], 0
+        adapter, spans, start = self.adapter, [], 0
         for kv in stored:
             spans.append(PlacedSpan(kv, start, start))
             start += kv.tokens
@@ -201,7 +201,7 @@ class Executor:
 
     def _decode(self, served: ModelPass, kv_cache: FusedCache, decoding: Decoding) -> None:
         """Decode the reply, and leave the cache as it was. Drafts come first, with equally many accepted tokens."""
-        adapter = self._adapter
+        adapter = self.adapter
         served = decoded_by(served, decoding)
         context, accepted = served.prompt, served.accepted_draft_tokens
         for place, rows in enumerate(served.draft_passes):
