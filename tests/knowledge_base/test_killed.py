@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_kb import load, open_tiny, text
 
-from killed_processes import victims
+from support.killed_processes import victims
+from support.tiny_kb import load, open_tiny, text
 
 QUESTION = "what about 2"
-KILLS = int(os.environ.get("KVWEAVE_KILL_ROUNDS", "30"))
+KILLS = int(os.environ.get("KVWEAVE_KILL_ROUNDS", "15"))
 
 
 def add_ask_and_remove(loaded, acknowledge, home, documents, first):

@@ -1,16 +1,20 @@
-"""Preparing chunks and answering from them, in processes that are killed at random moments."""
+"""Preparing chunks and answering from them, in processes that are killed at random moments.
+
+`KVWEAVE_KILL_ROUNDS=200` kills that often under each limit.
+"""
 
 import itertools
+import os
 
 import pytest
 import torch
 
 import kvweave
-from killed_processes import victims
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
+from support.killed_processes import victims
 
-KILLS = 100
+KILLS = int(os.environ.get("KVWEAVE_KILL_ROUNDS", "20"))
 SYSTEM = "Answer."
 AMPLE, SCARCE = 10**9, 400_000  # bytes; the second limit evicts most entries again
 
@@ -32,13 +36,13 @@ def prepare_and_ask(adapter, acknowledge, folder, limit_bytes, first):
             acknowledge(str(number))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(30 * KILLS)
 @pytest.mark.parametrize("limit_bytes", [AMPLE, SCARCE])
 def test_entries_found_afterwards_give_full_attention(tmp_path, limit_bytes):
     """Every entry is whole, the limit holds, and the last acknowledged prompt gives full attention's logits."""
     adapter, full, answered = tiny_adapter(), recipe_named("full"), 0
     with victims(tmp_path, tiny_adapter, prepare_and_ask, seed=limit_bytes) as requests:
-        for kill in range(KILLS // 2):
+        for kill in range(KILLS):
             folder = tmp_path / f"kv-{kill // 10}"
             acknowledged = requests.killed_within(4, str(folder), limit_bytes, kill * 1000)
             answered += len(acknowledged)
@@ -53,4 +57,4 @@ def test_entries_found_afterwards_give_full_attention(tmp_path, limit_bytes):
                     assert [span.origin for span in found.plan.spans] == ["exact"] * 4 + ["fresh"]
                 expected = kvweave.prefill(adapter, store, prompt, recipe=full)
                 torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-    assert answered > KILLS // 2
+    assert answered > KILLS

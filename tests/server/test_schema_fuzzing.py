@@ -11,14 +11,14 @@ import pytest
 import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from running_server import server
 
 from kvweave.samples import DOCUMENTS
+from support.running_server import server
 
 schemathesis = pytest.importorskip("schemathesis")
 status_code_conformance = pytest.importorskip("schemathesis.specs.openapi.checks").status_code_conformance
 
-EXAMPLES = int(os.environ.get("KVWEAVE_FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("KVWEAVE_FUZZ_EXAMPLES", "4"))
 PATIENCE_S = 60.0
 """How long a request may take: a right one may ask for 128 long answers. It is then given up, and must end soon."""
 UNANSWERED = 0
