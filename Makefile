@@ -36,14 +36,13 @@ demo: $(READY)
 
 # Types and import contracts take a core for a minute, in which pytest begins on the others; what they say is printed when
 # they end, and where they fail, pytest is ended too. Its closing line is the last line of the output. Each of its processes
-# has PyTorch on one thread, since threads that wait for each other's cores are slower than one; a file's tests share what
-# they make. conftest.py says how many processes there are, and lets slow files begin, so that no process is left with one
-# at the end.
+# has PyTorch on one thread, since threads that wait for each other's cores are slower than one. tests/support/workers.py says
+# how many there are. A process begins with a part of the files, and takes tests of others when it has none left.
 test: style
 	@echo "== pytest, and mypy and import contracts beside it"
 	@said=$$(mktemp) && trap 'rm -f $$said' EXIT; \
 	{ $(TYPES); } >$$said 2>&1 & types=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder & tests=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal & tests=$$!; \
 	wait $$types || failed=1; echo; cat $$said; \
 	if [ -n "$$failed" ]; then kill -INT $$tests; wait $$tests; exit 1; fi; \
 	wait $$tests
