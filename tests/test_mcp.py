@@ -19,8 +19,8 @@ from mcp.server.stdio import stdio_server
 import kvweave
 from kvweave.samples import DOCUMENTS
 from kvweave.server.mcp.transports import is_loopback
-from processes import Program
-from scripted_server import DONE, event, reply, serving, settings, stream
+from support.processes import Program
+from support.scripted_server import DONE, event, reply, serving, settings, stream
 
 GLORRIC = "What is the password of Glorric?"
 TOOLS = {"list_knowledge_bases", "list_documents", "search_passages", "answer"}

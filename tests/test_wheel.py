@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from processes import run_program
+from support.processes import run_program
 
 ROOT = Path(__file__).parent.parent
 

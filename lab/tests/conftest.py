@@ -2,7 +2,7 @@
 
 import pytest
 
-from processes import start_server
+from support.processes import start_server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,7 +27,7 @@ def small_bandwidth_trials():
     from kvweave_lab.bench import baselines
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "_SUMMED_BYTES", 2**22)
+        patch.setattr(baselines, "SUMMED_BYTES", 2**22)
         yield
 
 

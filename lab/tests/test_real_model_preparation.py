@@ -6,9 +6,9 @@ import types
 
 import pytest
 
-from gguf_files import write_gguf
 from kvweave.errors import MissingExtra, ModelNotFound
 from kvweave_lab import real_model
+from support.gguf_files import write_gguf
 
 
 @pytest.fixture

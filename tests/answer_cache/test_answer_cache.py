@@ -14,7 +14,7 @@ from kvweave.database import Database
 from kvweave.errors import StoreError
 from kvweave.options import AskOptions
 from kvweave.results import Source
-from processes import Program
+from support.processes import Program
 
 SETTINGS = AskOptions("reuse", 4)
 WHO = "Who paid Anna?"

@@ -11,7 +11,7 @@ import pytest
 
 from kvweave.files import try_lock
 from kvweave.server.chunk_worker import start_detached
-from processes import python_program
+from support.processes import python_program
 
 GLORRIC = "What is the password of Glorric?"
 

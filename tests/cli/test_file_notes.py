@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import document_files as files
 from kvweave.cli.app import app
+from support import document_files as files
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import contextlib
 import pytest
 
 import kvweave
-from gguf_files import write_gguf
 from kvweave.cli import output
 from kvweave.cli.options import SharedOptions
 from kvweave.errors import EmptyKnowledgeBase
 from kvweave.models.gguf.conversions import Conversions
 from kvweave.models.gguf.reporting import current_report, reporting
+from support.gguf_files import write_gguf
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from processes import Program
+from support.processes import Program
 
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
 

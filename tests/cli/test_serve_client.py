@@ -10,7 +10,7 @@ import pytest
 import kvweave
 from kvweave.samples import DOCUMENTS
 from kvweave.server.process.discovery import find_server
-from scripted_server import DONE, error, event, reply, serving, settings, stream
+from support.scripted_server import DONE, error, event, reply, serving, settings, stream
 
 ASK, SETTINGS = "POST /v1/kb/default/ask", "GET /v1/settings"
 CHAT = "POST /v1/kb/default/conversations/default"

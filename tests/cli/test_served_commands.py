@@ -16,7 +16,7 @@ import pytest
 import kvweave
 from kvweave.samples import DOCUMENTS
 from kvweave.server.process.discovery import find_server
-from processes import Program
+from support.processes import Program
 
 GLORRIC = "What is the password of Glorric?"
 BADGE = "What colour is the badge of the glazier?"

@@ -4,7 +4,7 @@ import signal
 import time
 
 from kvweave.samples import DOCUMENTS
-from processes import Program
+from support.processes import Program
 
 GLORRIC = "What is the password of Glorric?"
 

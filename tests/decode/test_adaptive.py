@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from synthetic import HEADS, Text, geometry, members, settings, stored, watched_attention
 
 from kvweave.decode.offloaded_cache import OffloadedCache
+from support.synthetic import HEADS, Text, geometry, members, settings, stored, watched_attention
 
 LAYERS, TIGHT = 2, 40_000
 """Several layers, so that clusters of one are prefetched while another attends; bytes that hold only part of most texts."""
@@ -92,7 +92,7 @@ def test_buffered_entries_are_attended_to_in_every_step(monkeypatch):
         for _ in range(150):
             buffer = cache.layers[0].retriever.buffer
             marks = [
-                cache.shared.store.entry_format.decode(buffer._entries[head, : buffer.count[head]])[1][:, 0]
+                cache.shared.store.entry_format.decode(buffer.entries[head, : buffer.count[head]])[1][:, 0]
                 .int()
                 .tolist()
                 for head in range(HEADS)
@@ -131,13 +131,13 @@ def test_two_equal_entries_are_split_in_half():
     """A cluster of equal keys has no two means, so it is split by number."""
     with OffloadedCache(geometry(), settings(clusters={"max_entries": 4, "mean_entries": 2})) as cache:
         text = Text(cache)
-        original = text._entries
+        original = text.entries
 
         def coinciding(count):
             keys, values = original(count)
             return keys.zero_(), values
 
-        text._entries = coinciding
+        text.entries = coinciding
         for _ in range(60):
             text.step()
         assert cache.shared.store.tables[0].sizes.max() <= 4

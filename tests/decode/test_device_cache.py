@@ -5,11 +5,11 @@ Here the device is the CPU, with separate memory for the copies. A missing or ou
 
 import pytest
 import torch
-from synthetic import Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import InvalidRequest
+from support.synthetic import Text, geometry, settings
 
 PAGE_BYTES = 256
 TIGHT = 60_000  # bytes: enough for some of the clusters below, not for all

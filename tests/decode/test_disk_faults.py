@@ -5,10 +5,10 @@ import os
 
 import pytest
 import torch
-from synthetic import Text, geometry, settings
 
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import StoreError, StoreFull
+from support.synthetic import Text, geometry, settings
 
 TIGHT = {"kv_budget": 1.0, "resident_bytes": 40_000}
 
@@ -60,7 +60,7 @@ def test_a_read_error_fails_the_step_and_the_text(tmp_path, monkeypatch):
 def test_a_file_cut_short_in_use_is_detected(tmp_path):
     cache, text = begun(tmp_path)
     with cache:
-        os.ftruncate(cache.shared.store.pages.file._descriptor, 1024)
+        os.ftruncate(cache.shared.store.pages.file.descriptor, 1024)
         with pytest.raises(StoreError, match=r"cut short|not what was written"):
             steps(text)
 
@@ -69,7 +69,7 @@ def test_foreign_writes_to_the_file_are_detected(tmp_path):
     cache, text = begun(tmp_path)
     with cache:
         os.pwrite(
-            cache.shared.store.pages.file._descriptor, b"\x01" * cache.shared.store.pages.file.length_bytes, 0
+            cache.shared.store.pages.file.descriptor, b"\x01" * cache.shared.store.pages.file.length_bytes, 0
         )
         with pytest.raises(StoreError, match="not what was written"):
             steps(text)
@@ -127,7 +127,7 @@ def test_a_half_filled_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
     with cache:
         steps(text, 10)
         store = cache.shared.store
-        before, free = store._tails.keys(), store.page_cache.frames.free_count
+        before, free = store.tails.keys(), store.page_cache.frames.free_count
         assert before
 
         def refuse(*args):
@@ -135,11 +135,11 @@ def test_a_half_filled_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, "pwritev", refuse)
         with pytest.raises(StoreError):
-            store._tails.evict_one()
-        assert (store._tails.keys(), store.page_cache.frames.free_count) == (before, free)
+            store.tails.evict_one()
+        assert (store.tails.keys(), store.page_cache.frames.free_count) == (before, free)
         monkeypatch.undo()
-        assert store._tails.evict_one()
-        assert (len(store._tails), store.page_cache.frames.free_count) == (len(before) - 1, free + 1)
+        assert store.tails.evict_one()
+        assert (len(store.tails), store.page_cache.frames.free_count) == (len(before) - 1, free + 1)
 
 
 def test_an_interrupted_step_fails_the_text(tmp_path, monkeypatch):

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from synthetic import HEADS, Text, geometry, settings
 
 from kvweave.decode.disk.layout import DualHeadPools, co_retrievals, neighbour_order
 from kvweave.decode.disk.page_file import merge_runs
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.store.frames import FramePool
+from support.synthetic import HEADS, Text, geometry, settings
 
 
 def test_a_pair_grows_inward_and_neighbours_the_next_pool():
@@ -79,6 +79,6 @@ def test_a_head_keeps_few_half_filled_pages_of_evicted_clusters(tail_pages):
         text.begin(100)
         for _ in range(60):
             query, output = text.step()
-            assert len(cache.shared.store._tails) <= HEADS * tail_pages
+            assert len(cache.shared.store.tails) <= HEADS * tail_pages
         assert cache.counts.partial_pages > 0
         torch.testing.assert_close(output, text.dense(query), atol=1e-4, rtol=1e-4)

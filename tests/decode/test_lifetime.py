@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from synthetic import Text, geometry, settings
 
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import StoreError
 from kvweave.testing import tiny_adapter
+from support.synthetic import Text, geometry, settings
 
 TIGHT = {"kv_budget": 1.0, "resident_bytes": 80_000}
 

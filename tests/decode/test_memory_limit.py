@@ -4,13 +4,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from synthetic import CLUSTERED, HEADS, Text, geometry, settings, stored
 
 from kvweave.decode.clusters.buffers import BufferedEntries
 from kvweave.decode.disk.centroids import SPARE_COLUMNS, Centroids
 from kvweave.decode.layer import RecentWindow
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.store.frames import FramePool
+from support.synthetic import CLUSTERED, HEADS, Text, geometry, settings, stored
 
 LAYERS, LIMIT, PROMPT = 2, 40_000, 80
 """A limit that every text here outgrows; a prompt with more clusters than a layer has spare columns for."""
@@ -60,7 +60,7 @@ def held(cache: OffloadedCache) -> int:
 
 def forget_centroids(cache: OffloadedCache) -> None:
     """Leave centroids on disk alone, as they are when a kept text is continued."""
-    for layer, own in enumerate(cache.shared.centroids._layers):
+    for layer, own in enumerate(cache.shared.centroids.layers):
         cache.shared.centroids.release(layer, write=True)
         own.memory, own.buffer, own.ready = None, None, False
 
@@ -74,7 +74,7 @@ def _new_window(window, like, capacity) -> int:
 
 
 def _new_buffer(buffer, head, owner, entry) -> int:
-    heads, capacity, length = buffer._entries.shape
+    heads, capacity, length = buffer.entries.shape
     return heads * (capacity + max(4, capacity)) * length if buffer.count[head] == capacity else 0
 
 
@@ -111,7 +111,7 @@ def test_a_window_is_trimmed_once_its_copy_fits(monkeypatch):
     with OffloadedCache(geometry(), settings(resident_bytes=LIMIT)) as cache:
         layer, text = cache.layers[0], Text(cache)
         limit = cache.limit
-        room = LIMIT - limit._bytes_without_frames()
+        room = LIMIT - limit.bytes_without_frames()
         assert limit.has_room(room)
         assert not limit.has_room(room + 1)
         text.begin(PROMPT)

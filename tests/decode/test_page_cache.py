@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from synthetic import Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
@@ -14,6 +13,7 @@ from kvweave.decode.store.frames import FramePool
 from kvweave.decode.store.page_cache import ClusterUsage, PageCache, cluster_scores
 from kvweave.errors import InvalidRequest
 from kvweave.models.support import Geometry
+from support.synthetic import Text, geometry, settings
 
 
 def usage(used_at, updated_at, uses, pages, now=100, frames=100) -> ClusterUsage:

@@ -16,7 +16,7 @@ from kvweave.decode.persistence import persist, reset_files, resume
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.testing import tiny_adapter
-from processes import Program
+from support.processes import Program
 
 N = 120
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(3)).tolist()

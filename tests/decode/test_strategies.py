@@ -4,7 +4,10 @@ from collections import Counter
 
 import pytest
 import torch
-from synthetic import (
+
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.errors import InvalidRequest
+from support.synthetic import (
     CLUSTERED,
     HEADS,
     LOSSLESS,
@@ -15,9 +18,6 @@ from synthetic import (
     stored,
     watched_attention,
 )
-
-from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.errors import InvalidRequest
 
 SMALL = 60_000  # bytes: enough for some of the clusters below, not for all
 

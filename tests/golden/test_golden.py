@@ -4,11 +4,11 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
-import pinned
 import pytest
 import torch
 
 import kvweave
+from golden import pinned
 from kvweave.kvstore.format import check_entry, open_entry, verify_content
 from kvweave.types import ChunkKV
 

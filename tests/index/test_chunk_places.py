@@ -1,12 +1,12 @@
 """Chunks know their place, and those cut from a table or an e-mail repeat its head."""
 
 import pytest
-from test_chunking import byte_level
 
-import document_files as files
 from kvweave.documents.chunking import Chunker
 from kvweave.documents.readers import read_file
 from kvweave.models.prompt import PlainTokenizer
+from support import document_files as files
+from support.small_tokenizers import byte_level
 
 TOKENIZER = byte_level()
 

@@ -8,10 +8,10 @@ import zipfile
 
 import pytest
 
-import document_files as files
-from document_files import read_document
 from kvweave.documents.readers import read_file
 from kvweave.errors import MissingExtra, UnreadableDocument
+from support import document_files as files
+from support.document_files import read_document
 
 
 def written(folder, name, data):

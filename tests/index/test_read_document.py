@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fpdf import FPDF
 
-from document_files import read_document
 from kvweave.documents import readers
 from kvweave.documents.readers import digest_file
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
+from support.document_files import read_document
 
 
 def written(folder: Path, name: str, data: bytes | str) -> Path:

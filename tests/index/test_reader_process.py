@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-import document_files as files
 from kvweave.cancellation import cancellable
 from kvweave.documents import reader_process
 from kvweave.documents.reader_process import FileReader
 from kvweave.documents.readers import read_file
 from kvweave.errors import Cancelled, InaccessibleDocument, MissingExtra, UnreadableDocument
+from support import document_files as files
 
 READS = """
 class images:
@@ -62,9 +62,9 @@ def page(tmp_path):
 
 def test_risky_files_are_read_in_one_other_process_with_the_same_result(reader, word, page):
     assert reader.read(word) == read_file(word)
-    first = reader._process
+    first = reader.process
     assert reader.read(page) == read_file(page)
-    assert reader._process is first
+    assert reader.process is first
     assert first.pid != os.getpid()
     reader.close()
     assert first.poll() is not None
@@ -73,7 +73,7 @@ def test_risky_files_are_read_in_one_other_process_with_the_same_result(reader, 
 def test_plain_text_starts_no_process(reader, tmp_path):
     (tmp_path / "a.txt").write_text("text")
     assert reader.read(tmp_path / "a.txt").documents[0].text == "text"
-    assert reader._process is None
+    assert reader.process is None
 
 
 @pytest.mark.parametrize("death", ["__import__('os').abort()", "__import__('os')._exit(3)"])
@@ -132,13 +132,13 @@ def test_a_caller_that_gives_up_is_not_kept_waiting(reader, library, word):
     threading.Timer(0.5, given_up.set).start()
     with cancellable(given_up.is_set), pytest.raises(Cancelled):
         reader.read(word)
-    assert reader._process is None
+    assert reader.process is None
 
 
 def test_the_process_ends_with_the_one_that_started_it(tmp_path, page):
     script = (
         "import sys, os, pathlib\nfrom kvweave.documents.reader_process import FileReader\nreader = FileReader()\n"
-        "reader.read(pathlib.Path(sys.argv[1]))\nprint(reader._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
+        "reader.read(pathlib.Path(sys.argv[1]))\nprint(reader.process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(page)], capture_output=True, text=True)
     pid = int(done.stdout)

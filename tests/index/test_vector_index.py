@@ -16,7 +16,7 @@ from kvweave.index.documents import document_version, row_id
 from kvweave.index.search import fuse_rankings
 from kvweave.index.vector_index import VectorIndex
 from kvweave.types import Chunk
-from processes import Program
+from support.processes import Program
 
 D = 8
 Vectors = npt.NDArray[np.float32]
@@ -42,19 +42,19 @@ def index(tmp_path: Path) -> VectorIndex:
 def test_what_is_kept_of_earlier_versions_of_a_table_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vector_index._session.cache_clear()
-    monkeypatch.setitem(vector_index._CACHE_BYTES, "metadata_cache_size_bytes", 200_000)
+    vector_index.lance_session.cache_clear()
+    monkeypatch.setitem(vector_index.CACHE_BYTES, "metadata_cache_size_bytes", 200_000)
     try:
         indexes = [VectorIndex(tmp_path / name, D) for name in ("one", "other")]
         for number in range(20):
             for index in indexes:
                 index.add(chunks(f"/{number}", "the boat"), axis(0))
                 index.search("boat", axis(0)[0], 1, visible(f"/{number}"))
-        kept = vector_index._session()
+        kept = vector_index.lance_session()
         assert kept.approx_num_items > 0  # else these tables were opened without it
         assert kept.size_bytes < 700_000  # about 2.6 MB without the bound
     finally:
-        vector_index._session.cache_clear()
+        vector_index.lance_session.cache_clear()
 
 
 def test_words_find_a_chunk_that_vectors_do_not_and_the_reverse(index: VectorIndex) -> None:
@@ -186,8 +186,8 @@ def test_lost_rows_are_counted(index: VectorIndex) -> None:
     index.add([*chunks("/a", *"abc" * 50), *chunks("/b", "x", digest="e")], axis(*[0] * 151))
     a, b = document_version("/a", "d"), document_version("/b", "e")
     assert index.rows_by_version() == {a: 150, b: 1}
-    index._table.add(index._table.search().where(f"version = '{a}'").limit(150).to_arrow())
-    index._table.delete(f"row_id = '{row_id(a, 3)}'")
+    index.table.add(index.table.search().where(f"version = '{a}'").limit(150).to_arrow())
+    index.table.delete(f"row_id = '{row_id(a, 3)}'")
     assert index.rows_by_version() == {a: 149, b: 1}  # a duplicate does not make up for a lost row
     index.delete([b], time.time())
     assert index.rows_by_version() == {a: 149}
@@ -266,15 +266,15 @@ def test_a_row_without_a_vector_stands_between_those_that_vectors_confirm_and_ot
 def test_a_table_of_an_earlier_version_takes_rows_without_a_vector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schema = vector_index._table_schema(D)
+    schema = vector_index.table_schema(D)
     earlier = [each if each.name != "vector" else each.with_nullable(False) for each in schema]
     with monkeypatch.context() as before:
-        before.setattr(vector_index, "_table_schema", lambda _: pa.schema(earlier))
+        before.setattr(vector_index, "table_schema", lambda _: pa.schema(earlier))
         old = VectorIndex(tmp_path / "vectors", D)
         old.add(chunks("/a", "the zebra"), axis(0))
     index, seen = VectorIndex(tmp_path / "vectors", D), visible("/a", "/b", "/c", "/d")
     index.add(chunks("/b", "a zebra with a vector"), axis(1))
-    assert not index._table.schema.field("vector").nullable  # nothing is changed without need
+    assert not index.table.schema.field("vector").nullable  # nothing is changed without need
     index.add(chunks("/c", "a zebra without one"), None)
     old.add(chunks("/d", "a zebra of the earlier version"), axis(2))
     found = {each.source: each.reason.lacks_vector for each in index.search("zebra", axis(1)[0], 9, seen)}

@@ -10,7 +10,7 @@ from lancedb.index import FTS
 
 from kvweave.index import vector_index
 from kvweave.index.documents import document_version
-from kvweave.index.vector_index import VectorIndex, _arrow_table
+from kvweave.index.vector_index import VectorIndex, arrow_table
 from kvweave.index.words import COLUMN, index_words, query_words
 from kvweave.types import Chunk
 
@@ -143,8 +143,8 @@ def earlier_index(folder, texts):
     """The table as the first version made it: no column of words, an index over the text."""
     import lancedb
 
-    rows = _arrow_table(
-        chunks("/a", *texts), np.tile(NEAR, (len(texts), 1)), 1.0, VectorIndex(folder / "x", D)._schema
+    rows = arrow_table(
+        chunks("/a", *texts), np.tile(NEAR, (len(texts), 1)), 1.0, VectorIndex(folder / "x", D).schema
     )
     connection = lancedb.connect(folder / "vectors")
     table = connection.create_table("chunks", rows.drop_columns([COLUMN]))
@@ -157,14 +157,14 @@ def test_an_earlier_index_gets_words_once_and_keeps_its_rows(tmp_path):
     before = earlier.to_arrow().sort_by("position")
     index = VectorIndex(tmp_path / "vectors", D)
     assert index.search("续签", FAR, 1, visible("/a"))[0].text == "合同续签日期"
-    after = index._table.to_arrow().sort_by("position")
+    after = index.table.to_arrow().sort_by("position")
     assert after.drop_columns([COLUMN]).equals(before.select(after.drop_columns([COLUMN]).column_names))
-    assert [each.columns for each in index._table.list_indices()] == [[COLUMN]]
-    version = index._table.version
-    assert VectorIndex(tmp_path / "vectors", D)._table.version == version
+    assert [each.columns for each in index.table.list_indices()] == [[COLUMN]]
+    version = index.table.version
+    assert VectorIndex(tmp_path / "vectors", D).table.version == version
 
 
-@pytest.mark.parametrize("step", ["_add_word_column", "_merge_words", "_create_word_index", "_drop_others"])
+@pytest.mark.parametrize("step", ["add_word_column", "_merge_words", "_create_word_index", "_drop_others"])
 def test_a_conversion_that_breaks_off_is_continued(tmp_path, monkeypatch, step):
     earlier_index(tmp_path, ["合同续签日期", "two", "three"])
     whole = getattr(vector_index, step)
@@ -177,7 +177,7 @@ def test_a_conversion_that_breaks_off_is_continued(tmp_path, monkeypatch, step):
         VectorIndex(tmp_path / "vectors", D)
     monkeypatch.setattr(vector_index, step, whole)
     index = VectorIndex(tmp_path / "vectors", D)
-    assert [each.columns for each in index._table.list_indices()] == [[COLUMN]]
+    assert [each.columns for each in index.table.list_indices()] == [[COLUMN]]
     assert index.search("续签", FAR, 1, visible("/a"))[0].reason.word_rank == 1
     assert len(index.search("two", FAR, 5, visible("/a"))) == 3
 
@@ -189,16 +189,16 @@ def test_several_that_open_an_earlier_index_at_once_convert_it_together(tmp_path
         opened = list(pool.map(lambda _: VectorIndex(tmp_path / "vectors", D), range(4)))
     assert "could not be indexed" not in caplog.text
     for index in opened:
-        assert index._table.count_rows() == len(texts)
+        assert index.table.count_rows() == len(texts)
         assert index.search("number7", FAR, 1, visible("/a"))[0].text == texts[7]
-        assert [each.columns for each in index._table.list_indices()] == [[COLUMN]]
+        assert [each.columns for each in index.table.list_indices()] == [[COLUMN]]
 
 
 def test_rows_that_an_earlier_version_adds_get_their_words_by_a_sweep(tmp_path):
     index = VectorIndex(tmp_path / "vectors", D)
     index.add(chunks("/a", "one"), NEAR[None])
-    rows = _arrow_table(chunks("/b", "国際標準化"), NEAR[None], 1.0, index._schema)
-    index._table.add(rows.drop_columns([COLUMN]))
+    rows = arrow_table(chunks("/b", "国際標準化"), NEAR[None], 1.0, index.schema)
+    index.table.add(rows.drop_columns([COLUMN]))
     seen = visible("/a", "/b")
     assert {each.text for each in index.search("標準", NEAR, 5, seen)} == {"one", "国際標準化"}
     index.sweep(seen)
@@ -211,7 +211,7 @@ def test_an_earlier_index_that_cannot_be_written_to_is_searched_as_it_is(tmp_pat
     def refused(*given):
         raise OSError("Read-only file system")
 
-    monkeypatch.setattr(vector_index, "_add_word_column", refused)
+    monkeypatch.setattr(vector_index, "add_word_column", refused)
     index = VectorIndex(tmp_path / "vectors", D)
     assert "Read-only" in caplog.text
     assert index.search("zebras", FAR, 2, visible("/a"))[0].text == "the zebra"

@@ -1,8 +1,8 @@
 import pytest
-import tiny_kb
 
 import kvweave
 from kvweave.samples import CHUNK_TOKENS, TOP_K
+from support import tiny_kb
 
 
 @pytest.fixture

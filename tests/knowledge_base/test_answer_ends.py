@@ -2,7 +2,6 @@
 
 import pytest
 import test_conversation
-import tiny_kb
 import torch
 from test_conversation import WHOLE, follows
 
@@ -13,7 +12,8 @@ from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import Request
 from kvweave.models.prompt import PromptTemplate
 from kvweave.testing import end_only_at, tiny_adapter, tiny_tokenizer
-from spelled import ENDINGS, Spelled, new_place
+from support import tiny_kb
+from support.spelled import ENDINGS, Spelled, new_place
 
 COUNT = 12
 
@@ -146,10 +146,10 @@ def test_a_base_models_answer_is_its_line_and_its_predictions_have_several(given
         stream = base.stream(ASKED)
         assert "".join(stream) == " North."
         assert (stream.answer.text, stream.answer.finish_reason) == ("North.", "stop")
-        context = base._components.request_context()
+        context = base.components.request_context()
         options = base._settings.options("Answer.")
         predictor = QuestionPredictor(
-            lambda: context, base._state.documents, base.answers, base.predictions,
+            lambda: context, base.state.documents, base.answers, base.predictions,
             base._settings.recipe_of(options), options, "Answer.", 0.9, 2,
         )  # fmt: skip
         assert predictor.reply(["A note."], Request("Which questions?"), 0) == several

@@ -1,6 +1,6 @@
 """A request with a question that cannot be followed as an English one goes the way of any other."""
 
-import tiny_kb
+from support import tiny_kb
 
 QUESTIONS = [
     "Isn't?",

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import tiny_kb
 
 from kvweave.background import budget_trials, calibration, jobs
 from kvweave.background.budget_trials import BudgetTrials
@@ -18,6 +17,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.state import calibration_results as verdicts
 from kvweave.state.calibration_results import Measured, Trial, allowed_losses, chosen, interval, summarised
 from kvweave.types import Prompt
+from support import tiny_kb
 
 ANYTHING = {"calibrate_first_tokens": 0.0, "calibrate_answers": 0.0}
 CHEAPEST = "isolated-int4+reuse"
@@ -174,7 +174,7 @@ def test_a_ratio_of_the_choice_is_part_of_the_answers_settings(open_kb, few, mon
 
 def test_where_nothing_keeps_enough_it_is_prefix(open_kb, few, monkeypatch):
     monkeypatch.setattr(
-        BudgetTrials, "_compare", lambda self, context, candidate, *rest: Measured(True, False, 0.1, 1.0)
+        BudgetTrials, "compare", lambda self, context, candidate, *rest: Measured(True, False, 0.1, 1.0)
     )
     base = open_kb()
     verdict = base.calibrate(few)
@@ -190,7 +190,7 @@ def test_too_few_questions_are_refused(open_kb):
 
 
 def test_an_interrupted_calibration_continues(open_kb, few, monkeypatch):
-    base, measured, measure = open_kb(**ANYTHING), [], Calibrator._measure
+    base, measured, measure = open_kb(**ANYTHING), [], Calibrator.measure
 
     def interrupted(self, question, *rest):
         if len(measured) == 2:
@@ -199,7 +199,7 @@ def test_an_interrupted_calibration_continues(open_kb, few, monkeypatch):
         measured.append(question)
         measure(self, question, *rest)
 
-    monkeypatch.setattr(Calibrator, "_measure", interrupted)
+    monkeypatch.setattr(Calibrator, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         base.calibrate(few)
     assert base.calibration().verdict is None
@@ -221,7 +221,7 @@ def test_a_disk_without_room_for_a_trial_measures_nothing(open_kb, few, monkeypa
     monkeypatch.setattr(ChunkStore, "put", lambda *given, **named: False)
     with pytest.raises(StoreFull, match="calibration measures nothing"):
         base.calibrate(few)
-    assert not base._state.verdicts.measured(base._auto.conditions())
+    assert not base.state.verdicts.measured(base.auto.conditions())
     assert base.calibration().verdict is None
 
 
@@ -279,7 +279,7 @@ def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_cha
 
 def test_changed_documents_void_what_is_measured(open_kb, tmp_path):
     base = open_kb(recipe="prefix")
-    table, conditions = base._state.verdicts, base._auto.conditions()
+    table, conditions = base.state.verdicts, base.auto.conditions()
     table.add_measured(conditions, "When?", verdicts.MeasuredQuestion({}, 1.0, 1.0))
     assert table.measured(conditions)
     left = base.folder / "calibration"  # by a killed process

@@ -3,12 +3,9 @@
 import errno
 import threading
 import time
-from dataclasses import replace
 
 import pytest
-import tiny_kb
 
-from killed_processes import victims
 from kvweave.background import runner
 from kvweave.database import Database
 from kvweave.documents import chunk_preparation, indexing
@@ -16,6 +13,8 @@ from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.errors import StoreFull, StoreReadOnly
 from kvweave.kvstore.tiers.disk import EntryFiles
 from kvweave.state.active_requests import RequestGuard
+from support import tiny_kb
+from support.killed_processes import victims
 
 QUESTION = "what about the river"
 
@@ -107,7 +106,7 @@ def test_the_plainest_kv_of_every_chunk_comes_first_and_is_used_at_once(tiny, tm
 
 
 def test_chunks_that_were_retrieved_come_first(base, documents, monkeypatch):
-    monkeypatch.setattr(chunk_preparation, "_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(chunk_preparation, "BATCH_CHUNKS", 1)
     base.add(documents, wait=False)
     for question in ("Note 3, part 2", "Note 4, part 1", "Note 4, part 1"):
         (source,) = base.ask(question, top_k=1, cache="off").sources
@@ -143,13 +142,13 @@ def test_a_question_stops_the_work_until_it_is_answered(base, documents, tmp_pat
 
 def test_requests_without_a_pause_delay_a_server_s_work_for_some_time_only(base, documents):
     base.add(documents, wait=False)
-    with base._requests.start():
-        guard = RequestGuard(base._requests, 0.0, threading.Event(), patience_s=0.2)
+    with base.requests.start():
+        guard = RequestGuard(base.requests, 0.0, threading.Event(), patience_s=0.2)
         began = time.monotonic()
         guard.yield_to_requests()
         assert time.monotonic() - began >= 0.2
         assert not guard.stop_requested()  # for a moment
-        assert base._preparer.work(guard, lambda *_: None, wait=False).computed == 18
+        assert base.preparer.work(guard, lambda *_: None, wait=False).computed == 18
     assert base.missing_kv() == 0
 
 
@@ -192,9 +191,9 @@ def test_a_failure_of_the_model_only_pauses_a_server_s_work(base, documents, mon
             stop.set()
 
     monkeypatch.setattr(ChunkPreparer, "work", failing)
-    monkeypatch.setattr(runner, "_IDLE_POLL_S", 0.01)
-    monkeypatch.setattr(base._background, "_config", replace(base.config.idle, idle_quiet_s=0.01))
-    base.watch_idle(stop)
+    monkeypatch.setattr(runner, "IDLE_POLL_S", 0.01)
+    with open_tiny(base.config.home, idle_quiet_s=0.01) as prompt:
+        prompt.watch_idle(stop)
     assert base.missing_kv() == 0
 
 
@@ -219,7 +218,7 @@ def test_each_recipe_has_a_mark_of_its_own(base, documents, tmp_path):
 def test_a_read_only_home_is_refused_before_anything_is_computed(base, documents, monkeypatch):
     base.add(documents, wait=False)
     monkeypatch.setattr(Database, "read_only", True)
-    assert not base._preparer.due
+    assert not base.preparer.due
     with pytest.raises(StoreReadOnly):
         base.prepare()
 
@@ -237,7 +236,7 @@ def test_a_knowledge_base_that_was_emptied_meanwhile_ends_the_work(base, documen
 def add_and_count(loaded, acknowledge, home, documents):
     """Add, and acknowledge each embedded text and each computed chunk."""
     indexing.BATCH_CHUNKS = BATCH
-    chunk_preparation._embedded_chunks = lambda: BATCH
+    chunk_preparation.embedded_chunks = lambda: BATCH
     with open_tiny(home) as base:
         counted(base, acknowledge)
         base.add(documents, wait=False)
@@ -272,7 +271,7 @@ KILLS, CHUNKS, BATCH = 3, 72, 6
 @pytest.mark.timeout(600)
 def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(chunk_preparation, "_embedded_chunks", lambda: BATCH)
+    monkeypatch.setattr(chunk_preparation, "embedded_chunks", lambda: BATCH)
     home, documents = tmp_path / "home", tmp_path / "documents"
     documents.mkdir()
     for number in range(CHUNKS // 3):
@@ -294,7 +293,7 @@ def test_an_add_that_is_killed_again_and_again_does_its_work_about_once(tiny, tm
             del adapter.encode
         assert base.missing_kv() == 0
         assert (
-            base._components.index.without_vector([row.row_id for row in base._state.documents.all_chunks()])
+            base.components.index.without_vector([row.row_id for row in base.state.documents.all_chunks()])
             == {}
         )
         assert len(base.documents()) == CHUNKS // 3

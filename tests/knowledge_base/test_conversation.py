@@ -9,28 +9,16 @@ import pytest
 import torch
 
 from kvweave.answering.generation import Decoded
-from kvweave.answering.pipeline import prefill_turn
-from kvweave.chat.conversation import Conversation, ConversationSettings, start_over
-from kvweave.config import GenerationConfig
+from kvweave.chat.conversation import Conversation, start_over
 from kvweave.decode.handoff import TurnAppender
-from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
+from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.recipes.methods import recipe_named
 from kvweave.state.conversation_log import read_state, write_state
 from kvweave.testing import end_only_at, tiny_adapter
 from kvweave.types import Prompt
+from support.tiny_conversations import CHUNKS, KV, WHOLE, follows, opened, say
 
-CHUNKS = ("The lamp is in the hall.", "The key is under the stone.")
 QUESTIONS = ("Where is it?", "And the other?", "Is that all?", "Are you sure?")
-KV = OffloadSettings(
-    kv_budget=0.5,
-    resident_bytes=120_000,
-    window=8,
-    clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4),
-    disk=DiskSettings(page_bytes=512),
-)
-WHOLE = OffloadSettings(1.0, window=8, clusters=KV.clusters, disk=KV.disk)
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +31,6 @@ def whole(adapter, tmp_path_factory):
     """The replies to all questions with everything in reach; the first ones are those to the first questions."""
     with opened(adapter, tmp_path_factory.mktemp("whole") / "talk", WHOLE) as talk:
         return say(talk, QUESTIONS)
-
-
-def opened(adapter, folder, kv=KV, new_tokens=12, visible=frozenset) -> Conversation:
-    def prefill(prompt, sink, earlier):
-        with ChunkStore(folder.parent / "store") as store:
-            return prefill_turn(adapter, store, recipe_named("full"), prompt, sink, earlier)
-
-    manner = ConversationSettings("Read.", GenerationConfig(temperature=0.0), new_tokens, kv)
-    return Conversation(adapter, folder, manner, prefill, visible)
-
-
-def say(talk, questions, versions=()) -> list[str]:
-    return ["".join(talk.send(question, CHUNKS, Decoded(), versions)) for question in questions]
 
 
 def test_resuming_between_turns_gives_the_same_replies(adapter, tmp_path):
@@ -108,8 +83,8 @@ def test_a_turn_whose_answer_is_known_is_continued_as_by_plain_transformers(adap
 def test_a_conversation_that_was_not_closed_is_recomputed(adapter, whole, tmp_path):
     talk = opened(adapter, tmp_path / "killed", WHOLE)
     got = say(talk, QUESTIONS[:2])
-    talk._held.close()  # as after a kill: no index, and the lock is gone
-    talk._stack.close()
+    talk.held.close()  # as after a kill: no index, and the lock is gone
+    talk.open_files.close()
     with opened(adapter, tmp_path / "killed", WHOLE) as talk:
         assert got + say(talk, QUESTIONS[2:3]) == whole[:3]
 
@@ -120,9 +95,9 @@ def test_files_of_another_text_are_recomputed(adapter, tmp_path, monkeypatch):
         say(talk, QUESTIONS[:2])
     said = read_state(tmp_path)
     write_state(tmp_path, replace(said, token_ids=said.token_ids[::-1]))
-    computed, original = [], Conversation._recompute
+    computed, original = [], Conversation.recompute
     monkeypatch.setattr(
-        Conversation, "_recompute", lambda own, ids: (computed.append(list(ids)), original(own, ids))[1]
+        Conversation, "recompute", lambda own, ids: (computed.append(list(ids)), original(own, ids))[1]
     )
     with opened(adapter, tmp_path, WHOLE) as talk:
         assert computed == [talk.token_ids] == [list(said.token_ids[::-1])]
@@ -132,13 +107,13 @@ def test_recomputing_attends_to_everything(adapter, tmp_path):
     """A budget applies to decoding only; recomputing prefills the text as it prefills a prompt."""
     talk = opened(adapter, tmp_path)
     say(talk, QUESTIONS[:2])
-    talk._held.close()
-    talk._stack.close()
+    talk.held.close()
+    talk.open_files.close()
     with opened(adapter, tmp_path) as talk, torch.no_grad():
-        _, logits = talk._recompute(talk.token_ids)
+        _, logits = talk.recompute(talk.token_ids)
         expected = adapter.model(torch.tensor([talk.token_ids])).logits[0, -1:]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-        assert talk._held.counts.peak_resident_bytes <= KV.resident_bytes
+        assert talk.held.counts.peak_resident_bytes <= KV.resident_bytes
 
 
 def test_a_resumed_conversation_keeps_to_the_new_memory_bound(adapter, whole, tmp_path):
@@ -146,7 +121,7 @@ def test_a_resumed_conversation_keeps_to_the_new_memory_bound(adapter, whole, tm
         got = say(talk, QUESTIONS[:3])
     with opened(adapter, tmp_path / "kept", replace(WHOLE, resident_bytes=80_000)) as talk:
         assert got + say(talk, QUESTIONS[3:]) == whole
-        assert talk._held.counts.peak_resident_bytes <= 80_000
+        assert talk.held.counts.peak_resident_bytes <= 80_000
 
 
 def test_another_process_budget_or_model_is_refused(adapter, tmp_path):
@@ -200,21 +175,6 @@ def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, whole, tm
             assert got + say(talk, QUESTIONS[1:2]) == whole[:2]
 
 
-def follows(adapter, text, replied, short=64) -> None:
-    """Check that plain transformers chooses the same last tokens.
-
-    One pass over a text of at most `short` tokens shows what passes over its beginnings choose, and one over a longer text
-    what those over its longer beginnings do: the frequencies are the same.
-    """
-    for begin, end in ((0, min(short, len(text))), (short, len(text))):
-        first = max(begin + 1, len(text) - replied)
-        if first <= min(end, len(text) - 1):
-            with torch.no_grad():
-                logits = adapter.model(torch.tensor([text[:end]])).logits[0]
-            found = logits[first - 1 : end].argmax(-1).tolist()
-            assert found[: len(text) - first] == text[first : end + 1]
-
-
 @pytest.mark.parametrize("replied", [64, 65, 80])
 def test_it_continues_when_the_frequencies_change(tmp_path, monkeypatch, replied):
     """LongRoPE: the text exceeds the short range with the second turn, with a reply's last token, or within a reply."""
@@ -233,8 +193,8 @@ def test_it_continues_when_the_frequencies_change(tmp_path, monkeypatch, replied
         follows(adapter, talk.token_ids, new_tokens)
         lengths.append(len(talk.token_ids))
         if turn == 1:
-            talk._held.close()  # as after a kill
-            talk._stack.close()
+            talk.held.close()  # as after a kill
+            talk.open_files.close()
             talk = opened(adapter, tmp_path, WHOLE, new_tokens)
     talk.close()
     assert lengths[0] == replied
@@ -322,7 +282,7 @@ def test_a_full_disk_keeps_the_earlier_turns(adapter, tmp_path, monkeypatch):
             patch.setattr("kvweave.files.os.fsync", full)
             with pytest.raises(StoreError, match="the conversation cannot be written"):
                 say(talk, QUESTIONS[1:2])
-        talk._held.close()  # as after a kill
-        talk._held = None
+        talk.held.close()  # as after a kill
+        talk.held = None
     with opened(adapter, tmp_path) as talk:
         assert talk.token_ids == tokens

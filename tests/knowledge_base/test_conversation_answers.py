@@ -1,9 +1,9 @@
 """The first question of a conversation is answered from the answer cache; later ones never are."""
 
 import pytest
-import tiny_kb
 
 from kvweave.types import Message
+from support import tiny_kb
 
 RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")

@@ -126,8 +126,8 @@ def test_recipes_use_their_budget_in_a_later_turn_which_can_be_resumed(recipe, s
     )  # naive takes chunks that were prepared alone
     with Talk(adapter, tmp_path / "whole", store, recipe_named(recipe), TIGHT) as talk:
         expected = [talk.turn(0), talk.turn(1)]
-        assert talk._held is not None
-        assert talk._held.counts.peak_resident_bytes <= TIGHT.resident_bytes
+        assert talk.held is not None
+        assert talk.held.counts.peak_resident_bytes <= TIGHT.resident_bytes
     (later,) = talk.results[1:]
     assert later.plan.reused_tokens > 0
     assert later.selected.numel() == later.request.budget.max_rows(
@@ -153,8 +153,8 @@ def test_damage_is_found_before_the_text_changes(store, tmp_path):
     with Talk(adapter, tmp_path / "talk", store, recipe_named("reuse"), WHOLE) as talk:
         talk.turn(0)
         talk.turn(1)
-        assert talk._held is not None
-        assert talk._held.usable
+        assert talk.held is not None
+        assert talk.held.usable
     origins = [span.origin for span in talk.results[1].plan.spans if span.kind == "chunk"]
     assert origins == ["fresh", "reused"]
 

@@ -1,6 +1,6 @@
 """Conversations about documents that are removed or changed: they start over, and their files are deleted."""
 
-import tiny_kb
+from support import tiny_kb
 
 ASKED = "Where is the river?"
 

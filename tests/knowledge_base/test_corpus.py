@@ -18,14 +18,14 @@ def base(open_kb, documents):
 
 
 def corpus_of(base):
-    return ListedCorpus(base._state.documents, base._components.index, base.encoder, base.adapter.template)
+    return ListedCorpus(base.state.documents, base.components.index, base.encoder, base.adapter.template)
 
 
 def chunks_of(base):
     """Return the token ids of the chunks of every listed document, in reading order."""
     found = {}
-    rows = base._state.documents.all_chunks()
-    texts = base._components.index.texts([row.row_id for row in rows])
+    rows = base.state.documents.all_chunks()
+    texts = base.components.index.texts([row.row_id for row in rows])
     for row in rows:
         found.setdefault(row.source, []).append(tuple(base.adapter.template.chunk_ids(texts[row.row_id])))
     return found

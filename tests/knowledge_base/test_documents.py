@@ -123,7 +123,7 @@ def test_in_a_full_store_new_documents_evict_unused_entries(open_kb, documents):
 def test_used_entries_are_not_evicted_by_new_documents(open_kb, documents):
     base = open_kb(recipe="reuse", storage="exact", limit_bytes=1_800_000)
     base.add(documents)
-    base._state.database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
+    base.state.database.execute("UPDATE entries SET uses = 1")  # as if each had been found once
     (documents / "new.txt").write_text(
         "The password of Plabry is needle. The sky was sunny that morning. " * 8
     )

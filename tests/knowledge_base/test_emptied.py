@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from tiny_kb import open_tiny, text
 
 from kvweave.errors import StoreError
+from support.tiny_kb import open_tiny, text
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def is_whole(base):
 
 def test_a_document_added_right_after_the_removal_keeps_its_index_and_kv(bases, tmp_path, monkeypatch):
     one, other = bases
-    forget = one._components.forget
+    forget = one.components.forget
 
     def added_before():
         assert other.add(tmp_path / "1.txt").chunk_kv_computed > 0
         forget()
 
-    monkeypatch.setattr(one._components, "forget", added_before)
+    monkeypatch.setattr(one.components, "forget", added_before)
     assert one.remove_all() == [str(tmp_path / "0.txt")]
     assert [document.source for document in other.documents()] == [str(tmp_path / "1.txt")]
     assert is_whole(other)
@@ -66,13 +66,13 @@ def test_a_document_added_while_entries_are_dropped_is_removed_or_complete(bases
 
 def test_documents_whose_vectors_were_deleted_are_not_listed(bases, tmp_path, monkeypatch):
     one, other = bases
-    write = other._components.index.add
+    write = other.components.index.add
 
     def emptied_after(*written):
         write(*written)
         one.remove_all()
 
-    monkeypatch.setattr(other._components.index, "add", emptied_after)
+    monkeypatch.setattr(other.components.index, "add", emptied_after)
     with pytest.raises(StoreError, match="emptied"):
         other.add(tmp_path / "1.txt")
     assert other.documents() == []

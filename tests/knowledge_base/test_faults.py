@@ -191,7 +191,7 @@ def test_documents_in_an_inaccessible_folder_stay(open_kb, documents, monkeypatc
         return look(path, *args, **kwargs)
 
     monkeypatch.setattr(indexing.os, "stat", refusing)
-    assert not indexing._is_gone(str(documents / "passwords.md"))
+    assert not indexing.is_gone(str(documents / "passwords.md"))
     monkeypatch.undo()
-    assert indexing._is_gone(str(documents / "nothing.md"))
-    assert indexing._is_gone(str(documents))
+    assert indexing.is_gone(str(documents / "nothing.md"))
+    assert indexing.is_gone(str(documents))

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from queue import Queue
 
 import pytest
-from tiny_kb import open_tiny, text
 
 from kvweave.errors import InvalidRequest
+from support.tiny_kb import open_tiny, text
 
 
 @contextmanager

@@ -6,9 +6,9 @@ import subprocess
 from contextlib import suppress
 
 import pytest
-from tiny_kb import open_tiny, text
 
 from kvweave.errors import KvweaveError
+from support.tiny_kb import open_tiny, text
 
 QUESTION = "what about the river"
 

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import tiny_kb
 
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreReadOnly
 from kvweave.home import default_home, without_tilde
-from processes import run_program
+from support import tiny_kb
+from support.processes import run_program
 
 ROOT = Path(__file__).parent.parent.parent
 NOBODY = 65534
@@ -136,7 +136,7 @@ def test_an_unknown_user_who_names_a_home_can_work(tmp_path):
 
 READING = """
 import sys
-import tiny_kb
+from support import tiny_kb
 tiny_kb.load()
 from pathlib import Path
 from typer.testing import CliRunner

@@ -87,7 +87,7 @@ def test_bits_of_the_weights_are_recorded_and_others_refused(open_kb, documents)
 def test_a_knowledge_base_older_than_the_choice_has_full_weights(open_kb, documents):
     base = open_kb()
     base.add(documents)
-    base._state.database.execute("DELETE FROM identity WHERE name = 'model_weight_bits'")
+    base.state.database.execute("DELETE FROM identity WHERE name = 'model_weight_bits'")
     base.close()
     with pytest.raises(KnowledgeBaseMismatch, match=r"--weights full.*--weights int8"):
         open_kb(weights="int8").ask(GLORRIC)

@@ -13,7 +13,7 @@ from kvweave.files import try_lock
 from kvweave.results import Answer, Plan, Timing
 from kvweave.state.active_requests import ActiveRequests
 from kvweave.testing import tiny_model, tiny_tokenizer
-from processes import Program, run_program
+from support.processes import Program, run_program
 
 RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")
@@ -203,7 +203,7 @@ def test_predictions_that_do_not_pay_are_not_computed(base, predicted):
     predicted += [SENDBEL]
     base.idle()
     base.predictions.worth.add_seconds("knowledge", 1e6)
-    base._state.database.execute("UPDATE prediction_worth SET asked = 30")
+    base.state.database.execute("UPDATE prediction_worth SET asked = 30")
     assert base.idle_status().predictions["knowledge"].paused
     ((_, settings),) = base.answers.most_used()
     base.predictions.predicted.add("What is the password of Brisaf?", "knowledge", [])
@@ -322,8 +322,8 @@ def test_another_model_gets_instructions_and_its_replies_do_no_harm(open_kb, doc
     assert report.ended == "nothing is left to do"
     assert report.jobs["abstract"] > 1
     assert report.flops > 0
-    listed = {chunk for (chunk,) in kb._state.database.query("SELECT row_id FROM document_chunks")}
-    covered = {chunk for (chunk,) in kb._state.database.query("SELECT chunk FROM abstract_chunks")}
+    listed = {chunk for (chunk,) in kb.state.database.query("SELECT row_id FROM document_chunks")}
+    covered = {chunk for (chunk,) in kb.state.database.query("SELECT chunk FROM abstract_chunks")}
     assert covered == listed
     assert kb.idle().jobs == {}
 

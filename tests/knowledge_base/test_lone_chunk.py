@@ -1,7 +1,8 @@
 """A knowledge base of one chunk, about which no feature can be computed yet, and one whose chunks just fit."""
 
 import pytest
-import tiny_kb
+
+from support import tiny_kb
 
 
 @pytest.mark.parametrize("recipe", ["weave", "cachecraft"])

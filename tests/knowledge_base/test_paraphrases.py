@@ -104,7 +104,7 @@ def test_a_wording_with_other_evidence_gets_an_answer_of_its_own(base, wordings)
     base.ask(GLORRIC)
     ((_, settings),) = base.answers.most_used()
     found = base.answers.stored(GLORRIC, settings)
-    origin = AnswerProvenance(base._state.documents.visible_versions(), found.chunks[:1], found.epoch)
+    origin = AnswerProvenance(base.state.documents.visible_versions(), found.chunks[:1], found.epoch)
     base.answers.put(GLORRIC, found.vector, settings, "a stale word", found.sources, origin)
     report = base.idle()
     assert report.jobs == {"paraphrase": 1, "population": 1}
@@ -121,7 +121,7 @@ def test_an_answer_of_a_users_own_is_not_replaced(base, wordings, monkeypatch, m
     found = base.answers.stored(GLORRIC, settings)
 
     def put_own():
-        origin = AnswerProvenance(base._state.documents.visible_versions(), found.chunks, found.epoch)
+        origin = AnswerProvenance(base.state.documents.visible_versions(), found.chunks, found.epoch)
         base.answers.put(OTHERWISE, found.vector, settings, "the user's own", found.sources, origin)
 
     if meanwhile:
@@ -145,7 +145,7 @@ def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, doc
     base.background_budget.add("population", Spent(1, 1.0, 0.0))
     base.predictions.worth.add_ready("paraphrase")
     base.predictions.worth.add_seconds("paraphrase", LEAST_WORK)
-    base._state.database.execute("UPDATE prediction_worth SET asked = ?", (LEAST_ASKED,))
+    base.state.database.execute("UPDATE prediction_worth SET asked = ?", (LEAST_ASKED,))
     assert base.idle().jobs == {}
     status = base.idle_status().predictions
     assert "starts again when documents change" in status["paraphrase"].paused
@@ -156,11 +156,11 @@ def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, doc
 
 
 def test_worked_examples_are_computed_once_and_replies_stay_the_same(base):
-    context, options = base._components.request_context(), base._settings.options("Answer.")
+    context, options = base.components.request_context(), base._settings.options("Answer.")
 
     def predictor():
         return QuestionPredictor(
-            lambda: context, base._state.documents, base.answers, base.predictions,
+            lambda: context, base.state.documents, base.answers, base.predictions,
             base._settings.recipe_of(options), options, "Answer.", 0.9, 2,
         )  # fmt: skip
 

@@ -3,13 +3,13 @@
 import warnings
 
 import pytest
-import tiny_kb
 import torch
 
 import kvweave
 from kvweave.errors import UnsupportedModel
 from kvweave.recipes.snapshots import STATE
 from kvweave.testing import tiny_model, tiny_tokenizer
+from support import tiny_kb
 
 QUESTION = "Where is the river?"
 

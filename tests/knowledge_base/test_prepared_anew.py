@@ -1,6 +1,6 @@
 """Chunks that were prepared after similar ones stay as they are until the store is cleared."""
 
-import tiny_kb
+from support import tiny_kb
 
 
 def similar_kv(base, text):

@@ -4,10 +4,10 @@ import sys
 from dataclasses import asdict
 
 import pytest
-import tiny_kb
 
-import document_files as files
 from kvweave.results import CopiedDocument, DocumentNote
+from support import document_files as files
+from support import tiny_kb
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_office_files_are_indexed_and_come_back_whole(base, folder, name):
     path.write_bytes(getattr(files, name)())
     assert base.add(path).added == (str(path),)
     text = base.document_text(str(path))
-    from document_files import read_document
+    from support.document_files import read_document
 
     assert text.strip() == read_document(path).text.strip()
 

@@ -22,8 +22,8 @@ def test_waiting_documents_are_bounded_in_characters(monkeypatch):
         while len(prepared) < count and time.monotonic() < until:
             time.sleep(0.005)
 
-    monkeypatch.setattr(RequestChunks, "_prepare", prepare)
-    monkeypatch.setattr(request_chunks, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(RequestChunks, "prepare", prepare)
+    monkeypatch.setattr(request_chunks, "MOST_CHARACTERS", 1000)
     chunks = RequestChunks(None, None, None, ProcessActivity(), 0)
     recipe = METHODS["reuse"]()
     chunks.add(["being prepared"], "", recipe, think=False)

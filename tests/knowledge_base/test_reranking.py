@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-import tiny_kb
 import torch
 
 import kvweave
 from kvweave.errors import ModelNotFound
 from kvweave.reranking import Reranker
+from support import tiny_kb
 
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] note part the river is in north where xxxxx yyyyy zzzzz 0 1 2 3 4 , . ?".split()
@@ -59,16 +59,16 @@ def test_the_setting_orders_the_passages_of_every_question(tmp_path, tiny, cross
     (tmp_path / "note.txt").write_text(tiny_kb.text(0, parts=12))
     with tiny_kb.open_tiny(tmp_path / "home") as base:
         base.add(tmp_path / "note.txt")
-        before = [each.text for each in base._asker.ranked(QUESTION, 40)]
+        before = [each.text for each in base.passages(QUESTION, 40)]
     with tiny_kb.open_tiny(tmp_path / "home", reranker=str(cross_encoder)) as base:
-        found = base._asker.ranked(QUESTION, 12)
+        found = base.explained_passages(QUESTION, 12)
         best, sources = found[:3], base.ask(QUESTION).sources
     scores = dict(zip(before, plain_scores(cross_encoder, QUESTION, before), strict=True))
     best_scores = sorted(scores.values(), reverse=True)[:12]  # several texts have the same words
-    np.testing.assert_allclose([scores[each.text] for each in found], best_scores, atol=1e-5)
-    assert [each.text for each in found] != before[:12]
-    assert found[0].reason.rerank_score == pytest.approx(scores[found[0].text], abs=1e-5)
-    assert {each.text for each in sources} == {each.text for each in best}
+    np.testing.assert_allclose([scores[each.source.text] for each in found], best_scores, atol=1e-5)
+    assert [each.source.text for each in found] != before[:12]
+    assert found[0].rerank_score == pytest.approx(scores[found[0].source.text], abs=1e-5)
+    assert {each.text for each in sources} == {each.source.text for each in best}
 
 
 @pytest.mark.parametrize("wrong", ["missing", "empty", "labels"])
@@ -94,7 +94,7 @@ def test_a_short_name_chooses_a_multilingual_embedding_model(monkeypatch):
         "sentence_transformers.SentenceTransformer", lambda place, **_: asked.append(place) or 1 / 0
     )
     with pytest.raises(ModelNotFound, match="paraphrase-multilingual-MiniLM-L12-v2"):
-        TextEncoder("multilingual")._load()
+        TextEncoder("multilingual").load()
     assert asked == ["sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"]
 
 
@@ -102,6 +102,6 @@ def test_the_short_name_is_recorded_as_the_model_it_stands_for(tmp_path, tiny):
     (tmp_path / "note.txt").write_text(tiny_kb.text(0))
     with tiny_kb.open_tiny(tmp_path / "home", embedding_model="multilingual") as base:
         base.add(tmp_path / "note.txt")
-        recorded = base._metadata.get("embedding_source")
+        recorded = base.metadata.get("embedding_source")
     assert recorded == "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
     assert kvweave.KnowledgeBase is not None

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-import tiny_kb
 import torch
 
 from kvweave.config import read_config
@@ -24,6 +23,7 @@ from kvweave.server.serving.serving import Serving
 from kvweave.server.serving.tenants import Tenants
 from kvweave.testing import end_only_at, tiny_adapter, tiny_model
 from kvweave.types import Message
+from support import tiny_kb
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -334,7 +334,7 @@ def test_nothing_crosses_between_tenants(serve, tmp_path):
 
 def in_use(tenant, base=None):
     stores = [tenant.store] if base is None else [base.store]
-    return [key for store in stores for key in store._components.pins.in_use()]
+    return [key for store in stores for key in store.components.pins.in_use()]
 
 
 @pytest.mark.parametrize("after", range(5))
@@ -360,7 +360,7 @@ def test_a_request_that_is_given_up_frees_everything(serve, tmp_path, after, how
     else:
         events.close()
     assert in_use(tenant, base) == []
-    assert not base._requests.any_active
+    assert not base.requests.any_active
     assert not serving.resident.activity.any_active
     assert serving.requests.running == 0
     assert base.answers.totals().answered == 0
@@ -472,7 +472,7 @@ def test_a_request_whose_kv_is_still_loading_delays_no_other(serve, monkeypatch)
     layer, loading, loaded = SharedSpan.layer, threading.Event(), threading.Event()
 
     def held_up(span, index):
-        if span._source is not None and tuple(span._source[0].token_ids) == slow_ids:
+        if span.source is not None and tuple(span.source[0].token_ids) == slow_ids:
             loading.set()
             assert loaded.wait(30)
         return layer(span, index)
@@ -525,7 +525,7 @@ def test_idle_work_is_done_while_no_request_runs(serve, tmp_path):
     names = {thread.name for thread in threading.enumerate()}
     assert "kvweave-idle-notes" in names
     with serving.resident.activity.request():
-        assert base._requests.any_active  # whatever the request runs on
+        assert base.requests.any_active  # whatever the request runs on
     serving.close()
     assert "kvweave-idle-notes" not in {thread.name for thread in threading.enumerate()}
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvweave.answering import kb_question, pipeline
+from kvweave.answering import pipeline
 from kvweave.errors import InvalidRequest
 
 RECIPE = "reuse"
@@ -18,20 +18,21 @@ def test_kv_of_retrieved_chunks_is_prefetched_before_the_prompt_is_assembled(ope
     expected = base.ask(GLORRIC)
     base.store.forget_recent()
     order, asked = [], []
-    prefetch, assemble = base.store.prefetch, kb_question._assemble
+    prefetch, template = base.store.prefetch, base.adapter.template
+    render = template.render
     monkeypatch.setattr(
         base.store,
         "prefetch",
         lambda *given: (order.append("prefetch"), asked.extend(given[1]), prefetch(*given)),
     )
     monkeypatch.setattr(
-        kb_question, "_assemble", lambda *given: (order.append("assemble"), assemble(*given))[1]
+        template, "render", lambda *given, **more: (order.append("assemble"), render(*given, **more))[1]
     )
     answer = base.ask(GLORRIC)
     assert order == ["prefetch", "assemble"]
     assert len(asked) == len(answer.sources)
     assert (answer.text, answer.plan) == (expected.text, expected.plan)
-    assert base.store._components.pins.in_use() == frozenset()
+    assert base.store.components.pins.in_use() == frozenset()
 
 
 def test_recipes_without_position_independent_reuse_prefetch_nothing(open_kb, documents, monkeypatch):
@@ -48,23 +49,23 @@ def test_a_failed_request_releases_its_entries(open_kb, documents, monkeypatch):
     used = []
 
     def fail(*given, **more):
-        used.append(base.store._components.pins.in_use())
+        used.append(base.store.components.pins.in_use())
         raise ZeroDivisionError
 
     monkeypatch.setattr(pipeline, "run", fail)
     with pytest.raises(ZeroDivisionError):
         base.ask(GLORRIC)
     assert len(used[0]) > 0
-    assert base.store._components.pins.in_use() == frozenset()
+    assert base.store.components.pins.in_use() == frozenset()
 
 
 def test_a_request_does_not_wait_for_the_loads_of_another(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     base.ask(GLORRIC)
-    tiers, go_on = base.store._components.tiers, threading.Event()
+    tiers, go_on = base.store.components.tiers, threading.Event()
     others = [
-        tiers._reads.start(("disk", f"other {number}"), lambda _: go_on.wait(60) and None)
+        tiers.reads.start(("disk", f"other {number}"), lambda _: go_on.wait(60) and None)
         for number in range(20)
     ]
     try:
@@ -73,7 +74,7 @@ def test_a_request_does_not_wait_for_the_loads_of_another(open_kb, documents, mo
         assert not go_on.is_set()
     finally:
         go_on.set()
-        tiers._reads.wait(others)
+        tiers.reads.wait(others)
 
 
 def test_a_second_machine_fetches_the_kv_of_the_first(open_kb, documents, tmp_path):

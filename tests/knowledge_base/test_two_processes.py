@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny_kb import load, open_tiny, text
 
-from killed_processes import PATIENCE_S
-from processes import child_processes
+from support.killed_processes import PATIENCE_S
+from support.processes import child_processes
+from support.tiny_kb import load, open_tiny, text
 
 EVEN, ODD, BOTH = range(0, 12, 2), range(1, 12, 2), range(12, 16)
 

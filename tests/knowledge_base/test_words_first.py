@@ -4,12 +4,12 @@ import threading
 import time
 
 import pytest
-import tiny_kb
 
 from kvweave.documents import chunk_preparation, indexing
 from kvweave.errors import KnowledgeBaseError
 from kvweave.index.vector_index import VectorIndex
 from kvweave.state.knowledge_base_state import no_progress
+from support import tiny_kb
 
 BATCH = 4
 QUESTION = "the north of Note 3"
@@ -18,7 +18,7 @@ QUESTION = "the north of Note 3"
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHUNKS", BATCH)
-    monkeypatch.setattr(chunk_preparation, "_embedded_chunks", lambda: BATCH)
+    monkeypatch.setattr(chunk_preparation, "embedded_chunks", lambda: BATCH)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def ranked(base, question=QUESTION):
 def without_vector(base):
     """How many rows of listed chunks have no vector in the index."""
     return len(
-        base._components.index.without_vector([row.row_id for row in base._state.documents.all_chunks()])
+        base.components.index.without_vector([row.row_id for row in base.state.documents.all_chunks()])
     )
 
 
@@ -75,9 +75,7 @@ def test_many_chunks_are_found_by_their_words_before_they_are_embedded(base, doc
     assert (status.left, status.left_without_vector, status.measured) == (18, 18, False)
 
     stages = []
-    done = base.prepare(
-        lambda stage, *_: stages.append((stage, base._state.documents.without_vector_count()))
-    )
+    done = base.prepare(lambda stage, *_: stages.append((stage, base.state.documents.without_vector_count())))
     assert (done.embedded, done.computed) == (18, 18)
     names = [stage for stage, _ in stages]
     assert names == sorted(names, reverse=True)  # all vectors before any KV
@@ -100,7 +98,7 @@ def test_few_chunks_are_embedded_at_once(base, documents):
 def test_whoever_waits_finishes_what_an_earlier_add_has_left(base, documents):
     base.add(documents, wait=False)
     assert base.add(documents).chunk_kv_computed == 18
-    assert without_vector(base) == base._state.documents.without_vector_count() == 0
+    assert without_vector(base) == base.state.documents.without_vector_count() == 0
 
 
 def test_idle_time_embeds_where_the_model_needs_nothing_else(base, documents):
@@ -162,7 +160,7 @@ def test_a_chunk_that_is_added_again_meanwhile_is_not_taken_for_embedded(
 
     monkeypatch.setattr(VectorIndex, "write_vectors", write_and_add_again)
     assert base.prepare().embedded == 18 + BATCH
-    assert without_vector(base) == base._state.documents.without_vector_count() == 0
+    assert without_vector(base) == base.state.documents.without_vector_count() == 0
     assert base.lost_documents() == []
 
 
@@ -179,7 +177,7 @@ def test_two_at_once_embed_everything_and_disturb_no_third_that_adds(base, docum
                 failed.append(error)
 
     more = written(tmp_path / "more", 2)
-    works = [lambda other: other._preparer.embed(no_progress)] * 2 + [
+    works = [lambda other: other.preparer.embed(no_progress)] * 2 + [
         lambda other: other.add(more, wait=False)
     ]
     threads = [threading.Thread(target=work, args=(each,)) for each in works]
@@ -189,7 +187,7 @@ def test_two_at_once_embed_everything_and_disturb_no_third_that_adds(base, docum
         thread.join(60)
     assert failed == []
     base.prepare()
-    assert without_vector(base) == base._state.documents.without_vector_count() == 0
+    assert without_vector(base) == base.state.documents.without_vector_count() == 0
     with open_tiny(tmp_path / "other") as at_once:
         at_once.add(documents, more)
         assert ranked(base) == ranked(at_once)
@@ -216,7 +214,7 @@ def test_an_answer_from_words_alone_is_checked_once_vectors_are_there(tiny, tmp_
 def test_a_lost_index_ends_the_work_and_an_add_repairs_it(base, documents, tmp_path):
     base.add(documents, wait=False)
     versions = [each.version for each in base.documents()]
-    base._components.index.delete(versions, before_s=time.time() + 1)
+    base.components.index.delete(versions, before_s=time.time() + 1)
     assert base.prepare().embedded == 0
     with pytest.raises(KnowledgeBaseError, match="add"):
         base.passages(QUESTION)

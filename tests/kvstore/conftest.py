@@ -1,12 +1,12 @@
 from collections.abc import Iterator
 
 import pytest
-from fake_remote_tier import FakeRemoteTier
-from streaming_samples import Slowly
-from tier_servers import Server, redis_server, s3_server
 
 from kvweave.kvstore import assembly
 from kvweave.kvstore.tiers import circuit_breaker, replication
+from support.fake_remote_tier import FakeRemoteTier
+from support.streaming_samples import Slowly
+from support.tier_servers import Server, redis_server, s3_server
 
 
 @pytest.fixture(scope="session")

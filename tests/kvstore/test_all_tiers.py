@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import (
+
+from kvweave.errors import DamagedEntry
+from kvweave.kvstore.assembly import open_remote_tier
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.reports import TierName, TierTotals
+from kvweave.kvstore.tiers.memory import DeviceTier
+from kvweave.types import ChunkFeature, ChunkKV
+from support.store_samples import (
     ISOLATED,
     MODEL,
     chunk,
@@ -20,15 +28,7 @@ from store_samples import (
     same,
     same_feature,
 )
-from tier_servers import SHARED, url_of
-
-from kvweave.errors import DamagedEntry
-from kvweave.kvstore.assembly import open_remote_tier
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.kvstore.reports import TierName, TierTotals
-from kvweave.kvstore.tiers.memory import DeviceTier
-from kvweave.types import ChunkFeature, ChunkKV
+from support.tier_servers import SHARED, url_of
 
 CAP = 10**6
 
@@ -77,8 +77,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     if kind not in SHARED:
         with ChunkStore(folder, limit_bytes=CAP, host_bytes=CAP if kind == "host" else 0) as store:
             if kind == "device":  # the CPU: the device makes no difference here
-                store._components.tiers.attach(
-                    DeviceTier(torch.device("cpu"), CAP, store._components.pins.in_use)
+                store.components.tiers.attach(
+                    DeviceTier(torch.device("cpu"), CAP, store.components.pins.in_use)
                 )
             yield Place(kind, store, store)
         return
@@ -185,6 +185,6 @@ def test_a_damaged_entry_is_neither_served_nor_stored(place: Place) -> None:
         with pytest.raises(DamagedEntry, match="layer 1"):
             same(found, kv)
     assert get(place.reader, kv) is None
-    place.reader._components.tiers._reads.close()  # waits for background work
+    place.reader.components.tiers.reads.close()  # waits for background work
     assert place.reader.stats().by_tier[place.name].entries == 0
     assert place.reader.stats().damaged == 1

@@ -3,7 +3,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import MODEL, SYSTEM, chunk, get, put, statements
 
 from kvweave.database import Database
 from kvweave.kvstore.catalog import Catalog, NewEntry
@@ -12,6 +11,7 @@ from kvweave.kvstore.eviction import HALF_LIFE_S, frequency
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.reports import KindTotals
 from kvweave.types import KVProvenance
+from support.store_samples import MODEL, SYSTEM, chunk, get, put, statements
 
 MANY = 100_000
 FAST_S = 0.005  # the promise is one millisecond; a busy machine is allowed five for the best of many
@@ -197,7 +197,7 @@ def test_costly_and_small_entries_outlive_cheap_and_large_ones(tmp_path: Path) -
 def test_a_look_up_writes_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        with statements(store._components.database) as sent:
+        with statements(store.components.database) as sent:
             for _ in range(20):
                 assert get(store, chunk(1)) is not None
         assert len(sent) == 20

@@ -8,8 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fake_remote_tier import FakeRemoteTier
-from store_samples import chunk, entry_files, put
 
 from kvweave import database as module
 from kvweave.database import Database
@@ -17,6 +15,8 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
 from kvweave.kvstore import assembly
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.chunk_store import ChunkStore
+from support.fake_remote_tier import FakeRemoteTier
+from support.store_samples import chunk, entry_files, put
 
 
 @pytest.fixture

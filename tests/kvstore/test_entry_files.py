@@ -7,18 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from store_samples import (
-    DIGEST,
-    ISOLATED,
-    SYSTEM,
-    chunk,
-    feature,
-    quantised_chunk,
-    read_entry,
-    same,
-    same_feature,
-    write_entry,
-)
 
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreTooNew
 from kvweave.kvstore import header
@@ -33,6 +21,18 @@ from kvweave.kvstore.format import (
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.ops.quantise import QuantisedKV
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Storage
+from support.store_samples import (
+    DIGEST,
+    ISOLATED,
+    SYSTEM,
+    chunk,
+    feature,
+    quantised_chunk,
+    read_entry,
+    same,
+    same_feature,
+    write_entry,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NOTE_DTYPES = [*DTYPES, torch.int32, torch.int64, torch.uint8]

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import (
+
+from kvweave.errors import InvalidRequest
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.types import ChunkFeature, KVProvenance
+from support.store_samples import (
     DIGEST,
     ISOLATED,
     MODEL,
@@ -21,11 +26,6 @@ from store_samples import (
     same_feature,
     statements,
 )
-
-from kvweave.errors import InvalidRequest
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.types import ChunkFeature, KVProvenance
 
 
 def test_a_stored_feature_is_found_in_this_process_and_the_next(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_many_are_found_by_one_query_in_the_order_asked_for(tmp_path: Path) -> N
         for seed in range(4):
             put_feature(store, feature(seed))
         order = (2, 9, 0, 3)
-        with statements(store._components.database) as sent:
+        with statements(store.components.database) as sent:
             found = store.find_features(MODEL, [(feature(seed).token_ids, DIGEST) for seed in order])
         assert len(sent) == 1
         assert found[1] is None
@@ -155,7 +155,7 @@ def test_whether_features_are_listed_takes_one_query_and_reads_no_file(tmp_path:
     with ChunkStore(tmp_path) as store:
         put_feature(store, feature(1))
         put(store, chunk(2), DIGEST)  # KV is no feature
-        with statements(store._components.database) as sent:
+        with statements(store.components.database) as sent:
             assert store.has_features(MODEL, wanted) == [True, False]
         assert len(sent) == 1
         assert (store.stats().hits, store.stats().misses) == (0, 0)

@@ -36,7 +36,7 @@ def test_an_older_file_survives_a_failed_write(tmp_path: Path, monkeypatch: pyte
 def test_a_file_that_was_renamed_into_place_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes may write the same name, and one of them may have listed it already."""
     path = tmp_path / "entry"
-    monkeypatch.setattr("kvweave.files._sync_folder", refuse)
+    monkeypatch.setattr("kvweave.files.sync_folder", refuse)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, [b"whole"])
     assert path.read_bytes() == b"whole"

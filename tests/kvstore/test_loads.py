@@ -3,10 +3,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from store_samples import eventually
 
 from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Loader
+from support.store_samples import eventually
 
 WITHIN_S = 60.0
 

@@ -6,7 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from store_samples import (
+
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.types import KVProvenance
+from support.store_samples import (
     ISOLATED,
     MODEL,
     SYSTEM,
@@ -21,10 +25,6 @@ from store_samples import (
     same,
     same_feature,
 )
-
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.types import KVProvenance
 
 
 def lose_catalog(folder: Path, age_s: float = 300.0) -> None:

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from store_samples import ISOLATED, MODEL, chunk, eventually, get, put, same
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
+from support.store_samples import ISOLATED, MODEL, chunk, eventually, get, put, same
 
 STATUS = Path("/proc/self/status")
 TOKENS, ENTRIES, ROUNDS = 4000, 20, 8
@@ -33,8 +33,8 @@ def use(store: ChunkStore, number: int) -> None:
             ((found, _),) = store.find(MODEL, [(kv.token_ids, [ISOLATED])], lease)  # type: ignore[misc]
             assert same(found, kv)
         assert get(store, chunk(10**6 + seed)) is None
-    tiers = store._components.tiers
-    assert eventually(lambda: tiers._reads.pending == 0)
+    tiers = store.components.tiers
+    assert eventually(lambda: tiers.reads.pending == 0)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells how much memory is private")
@@ -47,7 +47,7 @@ def test_memory_does_not_grow_while_entries_come_and_go(tmp_path: Path) -> None:
         for number in range(2, 2 + ROUNDS):
             use(store, number)
         grown = private_bytes() - before
-        components = store._components
+        components = store.components
         assert components.tiers.host.used_bytes <= limit_bytes
         assert len(components.tiers.disk.files._recent) <= ENTRIES
         assert components.pins.in_use() == frozenset()

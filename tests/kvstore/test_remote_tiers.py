@@ -13,8 +13,6 @@ import numpy as np
 import obstore
 import pytest
 import torch
-from store_samples import ISOLATED, MODEL, chunk, feature
-from tier_servers import CREDENTIALS, SHARED, Server, url_of
 
 from kvweave.errors import DamagedEntry, InvalidRequest, TierUnavailable
 from kvweave.kvstore.assembly import open_remote_tier
@@ -22,6 +20,8 @@ from kvweave.kvstore.format import Content, encode_entry, parse_entry, verify_co
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy
 from kvweave.types import ChunkFeature, ChunkKV
+from support.store_samples import ISOLATED, MODEL, chunk, feature
+from support.tier_servers import CREDENTIALS, SHARED, Server, url_of
 
 
 def entry(content: Content) -> tuple[str, bytes]:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_remote_tier import FakeRemoteTier, refusing
-from store_samples import ISOLATED, MODEL, chunk, eventually, get, put, same
 
 from kvweave.errors import StoreBusy
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers import circuit_breaker
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
+from support.fake_remote_tier import FakeRemoteTier, refusing
+from support.store_samples import ISOLATED, MODEL, chunk, eventually, get, put, same
 
 READS = ("get_many", "has_many", "sizes")
 
@@ -164,7 +164,7 @@ def test_refused_writes_are_retried_ever_more_rarely_also_between_reads(
 def test_a_locked_catalogue_is_retried_without_a_wake_up(
     tier: FakeRemoteTier, store: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shared = store._components.tiers.shared
+    shared = store.components.tiers.shared
     assert shared is not None
     process_queue, refusals = shared.process_queue, [StoreBusy("locked")]
 

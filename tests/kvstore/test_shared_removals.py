@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from fake_remote_tier import FakeRemoteTier, refusing
-from store_samples import chunk, eventually, put
 
 from kvweave.errors import StoreError
 from kvweave.kvstore import shared_catalog
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
+from support.fake_remote_tier import FakeRemoteTier, refusing
+from support.store_samples import chunk, eventually, put
 
 CHUNK = digest_tokens(chunk(1).token_ids)
 AWAY = refusing("get_many", "put", "delete", "has_many", "sizes")
@@ -143,7 +143,7 @@ def test_an_entry_put_by_a_killed_process_after_its_deletion_is_deleted_in_the_e
     tier.before = slow_put
     with opened(tmp_path) as store, opened(tmp_path) as other:
         store.own("document", [CHUNK])
-        monkeypatch.setattr(store._components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
+        monkeypatch.setattr(store.components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
         put(store, chunk(1))
         assert putting.wait(60)
         assert other.disown("document") == 1
@@ -165,7 +165,7 @@ def test_an_entry_put_by_a_killed_process_stays_with_its_document(
     monkeypatch.setattr(shared_catalog, "PUT_TIMEOUT_S", 0.0)
     with opened(tmp_path) as store:
         store.own("document", [CHUNK])
-        monkeypatch.setattr(store._components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
+        monkeypatch.setattr(store.components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
         put(store, chunk(1))
         assert eventually(lambda: len(tier.held) == 1)
     with opened(tmp_path) as store:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_samples import chunk, entry_files, get, listed, put, same
 
 from kvweave import files as atomic_file
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore import capacity
 from kvweave.kvstore.chunk_store import ChunkStore
+from support.store_samples import chunk, entry_files, get, listed, put, same
 
 
 def bytes_on_disk(folder: Path) -> int:
@@ -44,8 +44,8 @@ def test_verify_corrects_the_counters_by_the_sizes_of_the_files(tmp_path: Path) 
     with ChunkStore(tmp_path) as store:
         for seed in range(3):
             put(store, chunk(seed))
-        store._components.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
-        store._components.catalog.recount()
+        store.components.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
+        store.components.catalog.recount()
         assert store.used_bytes == bytes_on_disk(tmp_path) + 1000
         report = store.verify()
         assert (report.checked, report.damaged, report.miscounted, report.sound) == (3, (), True, False)
@@ -184,7 +184,7 @@ def test_a_file_whose_row_cannot_be_written_is_deleted(
         raise RuntimeError("no row")
 
     with ChunkStore(tmp_path) as store:
-        monkeypatch.setattr(store._components.catalog, "insert", fail)
+        monkeypatch.setattr(store.components.catalog, "insert", fail)
         with pytest.raises(RuntimeError, match="no row"):
             put(store, chunk(1))
         assert list(tmp_path.glob("??/*")) == []

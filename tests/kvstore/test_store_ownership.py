@@ -1,12 +1,12 @@
 from pathlib import Path
 
 import pytest
-from store_samples import MODEL, SYSTEM, chunk, entry_files, get, put, same
 
 from kvweave.database import Database
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.types import KVProvenance
+from support.store_samples import MODEL, SYSTEM, chunk, entry_files, get, put, same
 
 A, B, C = chunk(1), chunk(2), chunk(3)
 a, b, c = (digest_tokens(kv.token_ids) for kv in (A, B, C))
@@ -119,14 +119,14 @@ def test_kv_of_a_document_removed_meanwhile_is_not_stored(
         assert not put(store, B, after_a, a)
         store.own("document of a", [a])
 
-        write = store._components.tiers.disk.files.write
+        write = store.components.tiers.disk.files.write
 
         def removed_meanwhile(*args: object) -> str:
             name = write(*args)  # type: ignore[arg-type]
             other_process.disown("document of a")
             return name
 
-        monkeypatch.setattr(store._components.tiers.disk.files, "write", removed_meanwhile)
+        monkeypatch.setattr(store.components.tiers.disk.files, "write", removed_meanwhile)
         with ChunkStore(tmp_path) as other_process:
             assert not put(store, B, after_a, a)
         assert store.stats().entries == len(entry_files(tmp_path)) == 2

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_samples import chunk, entry_files, get, listed, put, same, write_range
 
-from killed_processes import Acknowledge, victims
 from kvweave.database import Database
 from kvweave.kvstore.chunk_store import ChunkStore
-from processes import child_processes
+from support.killed_processes import Acknowledge, victims
+from support.processes import child_processes
+from support.store_samples import chunk, entry_files, get, listed, put, same, write_range
 
 KILLS = 50
 
@@ -124,17 +124,17 @@ def test_an_interrupt_right_after_the_commit_leaves_the_entry_whole(
 ) -> None:
     """Ctrl-C arrives during the commit and is raised right after it."""
     with ChunkStore(tmp_path) as store:
-        commit = store._components.database.transaction
+        commit = store.components.database.transaction
 
         @contextmanager
         def interrupted() -> Iterator[None]:
             with commit():
                 yield
-            if not store._components.database.in_transaction:
+            if not store.components.database.in_transaction:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(store._components.database, "transaction", interrupted)
+            patched.setattr(store.components.database, "transaction", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 put(store, chunk(1))
     with ChunkStore(tmp_path) as store:

@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_remote_tier import FakeRemoteTier
-from store_samples import (
+
+from kvweave.errors import DamagedEntry
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.tiers.leases import Lease
+from kvweave.kvstore.tiers.loading import THREADS
+from kvweave.kvstore.tiers.tiered import Found, LookUp
+from kvweave.types import KVProvenance
+from support.fake_remote_tier import FakeRemoteTier
+from support.store_samples import (
     ISOLATED,
     MODEL,
     SYSTEM,
@@ -24,7 +32,7 @@ from store_samples import (
     put_feature,
     same,
 )
-from streaming_samples import (
+from support.streaming_samples import (
     KINDS,
     KV,
     LAST,
@@ -37,14 +45,6 @@ from streaming_samples import (
     present,
     published,
 )
-
-from kvweave.errors import DamagedEntry
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.kvstore.tiers.leases import Lease
-from kvweave.kvstore.tiers.loading import THREADS
-from kvweave.kvstore.tiers.tiered import Found, LookUp
-from kvweave.types import KVProvenance
 
 # Requests to the tier
 
@@ -129,11 +129,11 @@ def test_streaming_stops_when_no_request_wants_the_entry_and_found_kv_stays_vali
             found = present(find(store, lease))
             assert eventually(lambda: len(slowly.held_back) == 1)
         slowly.go_on.set()
-        fetcher = store._components.tiers._fetcher
+        fetcher = store.components.tiers.fetcher
         assert fetcher is not None
-        assert eventually(lambda: not fetcher._fetches)
+        assert eventually(lambda: fetcher.pending == 0)
         assert len(slowly.asked) == 2
-        assert fetcher._loader.pending == 0
+        assert fetcher.loader.pending == 0
         assert same(found, KV)
         assert listed(store, KV) == [False]
         with store.lease() as lease:
@@ -194,7 +194,7 @@ def test_an_entry_without_references_is_freed_at_once(
     ends: str, tmp_path: Path, tier: FakeRemoteTier, slowly: Slowly
 ) -> None:
     with another(tmp_path, tier) as store:
-        fetcher = store._components.tiers._fetcher
+        fetcher = store.components.tiers.fetcher
         assert fetcher is not None
         with store.lease() as lease:
             found = present(find(store, lease))
@@ -205,9 +205,9 @@ def test_an_entry_without_references_is_freed_at_once(
                 slowly.go_on.set()
                 with suppress(DamagedEntry):
                     assert same(found, KV)
-                assert eventually(lambda: not fetcher._fetches)
+                assert eventually(lambda: fetcher.pending == 0)
         slowly.go_on.set()
-        assert eventually(lambda: not fetcher._fetches)
+        assert eventually(lambda: fetcher.pending == 0)
         held = weakref.ref(found.data)
         gc.disable()
         try:
@@ -276,16 +276,16 @@ def test_an_import_stores_the_entry_it_verified_and_not_one_that_a_later_request
     tmp_path: Path, tier: FakeRemoteTier, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with another(tmp_path, tier) as store, store.lease() as late:
-        tiers = store._components.tiers
-        fetcher, find_all = tiers._fetcher, tiers.find
+        tiers = store.components.tiers
+        fetcher, find_all = tiers.fetcher, tiers.find
         assert fetcher is not None
-        monkeypatch.setattr(fetcher, "_store", lambda fetched: None)
+        monkeypatch.setattr(fetcher, "store", lambda fetched: None)
 
         def find_and_begin_again(asked: Sequence[LookUp], lease: Lease | None) -> list[Found | None]:
             found = find_all(asked, lease)
-            assert eventually(lambda: not fetcher._fetches)
+            assert eventually(lambda: fetcher.pending == 0)
             find_all(asked, late)
-            assert [entry.fetched.whole for entry in fetcher._fetches.values()] == [False]
+            assert fetcher.pending == 1
             return found
 
         monkeypatch.setattr(tiers, "find", find_and_begin_again)

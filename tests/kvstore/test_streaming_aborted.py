@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from fake_remote_tier import FakeRemoteTier, refusing
-from store_samples import (
+
+from kvweave.errors import DamagedEntry, TierUnavailable
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.header import ByteRange, checksum
+from kvweave.kvstore.tiers.tier import Blob
+from kvweave.types import ChunkKV, KVProvenance
+from support.fake_remote_tier import FakeRemoteTier, refusing
+from support.store_samples import (
     ISOLATED,
     MODEL,
     SYSTEM,
@@ -21,13 +27,7 @@ from store_samples import (
     put,
     same,
 )
-from streaming_samples import KINDS, KV, LAST, WITHIN_S, Slowly, alter, another, find, present
-
-from kvweave.errors import DamagedEntry, TierUnavailable
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.header import ByteRange, checksum
-from kvweave.kvstore.tiers.tier import Blob
-from kvweave.types import ChunkKV, KVProvenance
+from support.streaming_samples import KINDS, KV, LAST, WITHIN_S, Slowly, alter, another, find, present
 
 
 def aborted(store: ChunkStore, tier: FakeRemoteTier, slowly: Slowly, event: Callable[[], object]) -> None:
@@ -110,13 +110,13 @@ def test_an_entry_with_damage_in_an_unused_layer_is_not_stored(
     tmp_path: Path, tier: FakeRemoteTier, slowly: Slowly
 ) -> None:
     with another(tmp_path, tier) as store:
-        fetcher = store._components.tiers._fetcher
+        fetcher = store.components.tiers.fetcher
         assert fetcher is not None
         with store.lease() as lease:
             found = present(find(store, lease))
             alter(tier, len(next(iter(tier.held.values()))) - 3)
             slowly.go_on.set()
-            assert eventually(lambda: not fetcher._fetches)
+            assert eventually(lambda: fetcher.pending == 0)
             assert torch.equal(found.layer(3), KV.layer(3))
         assert entry_files(store.folder) == []
         with store.lease() as lease:
@@ -211,11 +211,11 @@ def test_an_entry_that_cannot_be_stored_is_released(
         raise RuntimeError("out of memory")
 
     with another(tmp_path, tier) as store, store.lease() as lease:
-        fetcher = store._components.tiers._fetcher
+        fetcher = store.components.tiers.fetcher
         assert fetcher is not None
-        monkeypatch.setattr(fetcher, "_store", keep)
+        monkeypatch.setattr(fetcher, "store", keep)
         assert same(find(store, lease), KV)
-        assert eventually(lambda: not fetcher._fetches)
+        assert eventually(lambda: fetcher.pending == 0)
         assert eventually(lambda: "out of memory" in caplog.text)
 
 
@@ -227,9 +227,9 @@ def test_after_closing_the_missing_layers_cannot_be_read(
     with ChunkStore(tmp_path / "first", shared=shared) as first:
         put(first, kv, provenance)
     with ChunkStore(tmp_path / "second", shared=shared) as second:
-        fetcher = second._components.tiers._fetcher
+        fetcher = second.components.tiers.fetcher
         assert fetcher is not None
-        monkeypatch.setattr(fetcher._loader, "run_later", lambda task: None)
+        monkeypatch.setattr(fetcher.loader, "run_later", lambda task: None)
         with second.lease() as lease:
             found = present(find(second, lease, kv, provenance))
             assert torch.equal(found.layer(0), kv.layer(0))

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_remote_tier import FakeRemoteTier
-from streaming_samples import KINDS, WITHIN_S, another
 from torch import Tensor
 
 from kvweave.errors import DamagedEntry
@@ -24,6 +22,8 @@ from kvweave.kvstore.layers import LayerRanges, read_layer_ranges
 from kvweave.kvstore.tiers import streaming
 from kvweave.kvstore.tiers.streaming import PIECE_BYTES, Bandwidth, StreamingEntry, split_pieces
 from kvweave.kvstore.tiers.tier import Blob, owned_copy
+from support.fake_remote_tier import FakeRemoteTier
+from support.streaming_samples import KINDS, WITHIN_S, another
 
 
 @pytest.mark.parametrize("name", KINDS)

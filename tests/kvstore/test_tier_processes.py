@@ -8,12 +8,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from store_samples import chunk, get, listed, put, same
-from tier_servers import Server
 
 from kvweave.kvstore.assembly import open_remote_tier
 from kvweave.kvstore.chunk_store import ChunkStore
-from processes import child_processes
+from support.processes import child_processes
+from support.store_samples import chunk, get, listed, put, same
+from support.tier_servers import Server
 
 KILLS = 8
 TIGHT_BYTES, TIGHT_SHARED_BYTES = 40_000, 60_000

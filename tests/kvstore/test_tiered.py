@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import (
+
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.tiers.memory import DeviceTier
+from kvweave.types import ChunkKV, KVProvenance
+from support.store_samples import (
     ISOLATED,
     MODEL,
     SYSTEM,
@@ -17,17 +22,13 @@ from store_samples import (
     feature,
     get,
     get_feature,
+    key_of,
     listed,
     put,
     put_feature,
     same,
     same_feature,
 )
-
-from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.keys import digest_tokens
-from kvweave.kvstore.tiers.memory import DeviceTier
-from kvweave.types import ChunkKV, KVProvenance
 
 WITHIN_S = 60.0
 
@@ -55,7 +56,7 @@ def test_retrieved_entries_are_promoted_to_memory_and_served_from_there(tmp_path
         shutil.rmtree(entry_files(tmp_path)[0].parent)  # the disk is not needed for entries in memory
         for file in entry_files(tmp_path):
             file.unlink()
-        store._components.tiers.disk.files.forget()
+        store.components.tiers.disk.files.forget()
         assert same(get(store, kv), kv)
         assert same_feature(get_feature(store, about), about)
         by_tier = store.stats().by_tier
@@ -67,7 +68,7 @@ def test_the_host_tier_is_off_by_default(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         get(store, chunk(1))
-        store._components.tiers.close()
+        store.components.tiers.close()
         assert hosted(store) == 0
 
 
@@ -85,9 +86,9 @@ def test_the_more_used_entry_replaces_the_less_used_one_in_memory_and_never_the_
         get(store, chunk(1))
         assert eventually(lambda: hosted(store) == 1)
         get(store, chunk(2))
-        store._components.tiers._reads.close()  # waits for background work
-        host = store._components.tiers.host
-        assert host.peek(store._key(MODEL, digest(chunk(1))[0], ISOLATED).digest) is not None
+        store.components.tiers.reads.close()  # waits for background work
+        host = store.components.tiers.host
+        assert host.peek(key_of(store, digest(chunk(1))[0], ISOLATED).digest) is not None
         assert store.stats().by_tier["host"].bytes == size
 
 
@@ -149,7 +150,7 @@ def test_a_damaged_file_is_not_copied_into_memory(tmp_path: Path, caplog: pytest
         with caplog.at_level(logging.DEBUG, "kvweave"):
             found = store.find(MODEL, [(chunk(1).token_ids, [ISOLATED])])[0]
             assert found is not None  # its layers are verified when they are used
-            store._components.tiers._reads.close()
+            store.components.tiers.reads.close()
         assert hosted(store) == 0
         assert "not kept in memory" in caplog.text
 
@@ -160,15 +161,15 @@ def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
         for seed in range(3):
             put(store, chunk(seed))
         size = chunk(0).bytes
-        tiers = store._components.tiers
-        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store._components.pins.in_use))
+        tiers = store.components.tiers
+        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store.components.pins.in_use))
         for seed in range(3):
             assert same(get(store, chunk(seed)), chunk(seed))
         assert eventually(lambda: store.stats().by_tier["device"].entries == 2)
         assert store.stats().by_tier["device"].bytes == 2 * size
         held = tiers.device.sizes() if tiers.device is not None else {}
         for seed in range(3):
-            if store._key(MODEL, digest(chunk(seed))[0], ISOLATED).digest in held:
+            if key_of(store, digest(chunk(seed))[0], ISOLATED).digest in held:
                 assert same(get(store, chunk(seed)), chunk(seed))
         assert store.stats().by_tier["device"].hits == 2
         assert store.clear("device") == 2
@@ -177,7 +178,7 @@ def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
 def test_a_cpu_is_not_attached_as_a_device(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         store.attach_device(torch.device("cpu"), 10**6)
-        assert store._components.tiers.device is None
+        assert store.components.tiers.device is None
 
 
 def test_a_device_without_a_cap_is_used_once_it_has_one(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_prefetched_file_is_not_opened_again(tmp_path: Path, monkeypatch: pyte
         store.forget_recent()
         with store.lease() as lease:
             store.prefetch(MODEL, [digest(kv), digest(chunk(2))], lease)
-            files = store._components.tiers.disk.files
+            files = store.components.tiers.disk.files
             path = entry_files(tmp_path)[0].relative_to(tmp_path).as_posix()
             assert eventually(lambda: files.recent(path) is not None)
             monkeypatch.setattr(files, "open", None)  # the file is not opened again
@@ -211,7 +212,7 @@ def test_a_prefetched_file_is_not_opened_again(tmp_path: Path, monkeypatch: pyte
             assert found is not None
             assert same(found[0], kv)
         assert (store.stats().hits, store.stats().misses) == (1, 0)
-        assert store._components.tiers._reads.pending == 0
+        assert store.components.tiers.reads.pending == 0
 
 
 def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +229,7 @@ def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
             assert go_on.wait(WITHIN_S)
             raise OSError("not read after all")
 
-        monkeypatch.setattr(store._components.tiers.disk.files, "open", slow)
+        monkeypatch.setattr(store.components.tiers.disk.files, "open", slow)
 
         def fail() -> None:
             with store.lease() as lease:
@@ -239,9 +240,9 @@ def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(ZeroDivisionError):
             fail()
         go_on.set()
-        assert eventually(lambda: store._components.tiers._reads.pending == 0)
+        assert eventually(lambda: store.components.tiers.reads.pending == 0)
         assert len(opened) < 12
-        assert store._components.pins.in_use() == frozenset()
+        assert store.components.pins.in_use() == frozenset()
 
 
 def test_damage_found_by_a_prefetch_is_reported_by_the_look_up(
@@ -266,9 +267,7 @@ def test_prefetch_loads_the_first_provenance_that_is_stored(tmp_path: Path) -> N
         put(store, kv, good)
         with store.lease() as lease:
             store.prefetch(MODEL, [(digest_tokens(kv.token_ids), [best, good])], lease)
-            assert store._components.pins.in_use() == {
-                store._key(MODEL, digest_tokens(kv.token_ids), good).digest
-            }
+            assert store.components.pins.in_use() == {key_of(store, digest_tokens(kv.token_ids), good).digest}
 
 
 # Entries in use
@@ -307,4 +306,4 @@ def test_a_request_without_a_lease_pins_nothing(tmp_path: Path) -> None:
         put(store, chunk(0))
         store.find(MODEL, [(chunk(0).token_ids, [ISOLATED])])
         get(store, chunk(0))
-        assert store._components.pins.in_use() == frozenset()
+        assert store.components.pins.in_use() == frozenset()

@@ -1,7 +1,7 @@
 import pytest
-from prompts import quiet_adapter
 
 from kvweave.testing import FAMILIES
+from support.prompts import quiet_adapter
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

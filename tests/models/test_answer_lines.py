@@ -4,14 +4,14 @@ import itertools
 
 import pytest
 import torch
-from test_decoding import plain_generation, prompt
 
 from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.testing import end_only_at, tiny_adapter
 from kvweave.types import ReplyFormat
-from spelled import ENDINGS, Spelled, new_place
+from support.plain_generation import plain_generation, prompt
+from support.spelled import ENDINGS, Spelled, new_place
 
 COUNT = 12
 LINE = ReplyFormat(one_line=True)

@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from oracle import partial_prefill
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.ops import attention as logits
 from kvweave.testing import tiny_adapter, tiny_model
+from support.oracle import partial_prefill
 
 N = 60
 IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from prompts import IDS, N, quiet_adapter
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionShares, PeakAttention
 from kvweave.testing import tiny_model
+from support.prompts import IDS, N, quiet_adapter
 
 PARTS = [(0, 9), (9, 30), (30, N)]
 ROWS = torch.tensor([3, 25, 31, 59])

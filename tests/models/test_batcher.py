@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prompts import APE_IDS, APE_ROWS, IDS, STORED, N, ape_kv_cache, ape_plan, close, encoded, quiet_adapter
 
 from kvweave.cancellation import cancellable
 from kvweave.errors import Cancelled
@@ -14,6 +13,18 @@ from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe, StopAtLayer
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.testing import FAMILIES
+from support.prompts import (
+    APE_IDS,
+    APE_ROWS,
+    IDS,
+    STORED,
+    N,
+    ape_kv_cache,
+    ape_plan,
+    close,
+    encoded,
+    quiet_adapter,
+)
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import gc
 import weakref
 
 import torch
-from prompts import IDS, STORED, N, quiet_adapter, stale_kv_cache
+
+from support.prompts import IDS, STORED, N, quiet_adapter, stale_kv_cache
 
 
 def test_a_cache_and_its_tensors_are_freed_without_the_garbage_collector():

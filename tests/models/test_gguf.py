@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import kvweave
-from gguf_files import ARCHITECTURES, write_gguf
 from kvweave.errors import ModelNotFound, UnsupportedModel
 from kvweave.machine import has_fast_matmul
 from kvweave.models.gguf import convert
@@ -21,6 +20,7 @@ from kvweave.models.gguf.families import rope_parameters
 from kvweave.models.gguf.header import Header, TensorEntry
 from kvweave.models.source import gguf_folder
 from kvweave.testing import tiny_model, tiny_tokenizer
+from support.gguf_files import ARCHITECTURES, write_gguf
 
 IDS = torch.randint(3, 260, (1, 90), generator=torch.Generator().manual_seed(1))
 

@@ -4,8 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from oracle import partial_prefill, stock
-from prompts import (
+from transformers import AttentionInterface
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.attention import GroupedPlan
+from kvweave.testing import FAMILIES
+from kvweave.types import TokenizedPrompt
+from support.oracle import partial_prefill, stock
+from support.prompts import (
     APE_IDS,
     APE_N,
     APE_ROWS,
@@ -20,12 +26,6 @@ from prompts import (
     quiet_adapter,
     stale_kv_cache,
 )
-from transformers import AttentionInterface
-
-from kvweave.errors import InvalidRequest
-from kvweave.models.attention import GroupedPlan
-from kvweave.testing import FAMILIES
-from kvweave.types import TokenizedPrompt
 
 TOLERANCE = 2e-4  # as in the parity tests
 TEMPERATURE, SCALE = 0.8, 0.7

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from oracle import partial_prefill, stock
-from prompts import IDS, N, held, quiet_adapter, stale_kv_cache
 
 from kvweave.models.forward import decoder_layers
 from kvweave.testing import FAMILIES
+from support.oracle import partial_prefill, stock
+from support.prompts import IDS, N, held, quiet_adapter, stale_kv_cache
 
 ROWS = torch.cat([torch.arange(20, 36), torch.arange(50, N)])
 TOLERANCE = 2e-4  # as in the parity tests

@@ -4,11 +4,11 @@ import threading
 import time
 
 import torch
-from prompts import IDS, STORED, N, quiet_adapter
 
 from kvweave.models.forward import LayerTime
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.types import ChunkKV
+from support.prompts import IDS, STORED, N, quiet_adapter
 
 WAIT_S = 30.0
 

@@ -6,13 +6,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
 
 import kvweave
-from gguf_files import write_gguf
 from kvweave.errors import InvalidRequest, ModelNotFound, StoreError, StoreFull
 from kvweave.files import try_lock
 from kvweave.models.gguf import conversions, convert
@@ -20,7 +20,8 @@ from kvweave.models.gguf.conversions import Conversions, file_stamps
 from kvweave.models.gguf.reporting import reporting
 from kvweave.models.source import choose_model, gguf_folder
 from kvweave.testing import tiny_tokenizer
-from processes import child_processes
+from support.gguf_files import write_gguf
+from support.processes import child_processes
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_a_conversion_that_fails_leaves_nothing(model, home, monkeypatch):
 
 
 def test_a_disk_with_too_little_room_is_found_before(model, home, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 5, 5))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=10, used=5, free=5))
     with pytest.raises(StoreFull, match=r"needs 0\.0 GB; make room, or name a --home"):
         converted(model, home)
 

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from prompts import (
+
+from kvweave.errors import InvalidRequest
+from kvweave.models.hooks import AttentionProbe, UnrotatedQueries
+from support.prompts import (
     APE_IDS,
     APE_ROWS,
     IDS,
@@ -15,9 +18,6 @@ from prompts import (
     quiet_adapter,
     stale_kv_cache,
 )
-
-from kvweave.errors import InvalidRequest
-from kvweave.models.hooks import AttentionProbe, UnrotatedQueries
 
 LONG = torch.randint(3, 260, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from oracle import full_prefill, partial_prefill, stock
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.testing import FAMILIES, REFUSED, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import ChunkKV, TokenizedPrompt
+from support.oracle import full_prefill, partial_prefill, stock
 
 TOLERANCE = 2e-4  # on logits of magnitude 5, float32, another order of summation
 N = 100

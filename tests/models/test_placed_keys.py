@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from prompts import IDS, N, quiet_adapter, stale_kv_cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.types import ChunkKV
+from support.prompts import IDS, N, quiet_adapter, stale_kv_cache
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "phi3-partial", "smollm3"])

@@ -141,7 +141,7 @@ def test_the_choice_is_logged_in_one_line(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "kvweave")
     assert kvweave.load_model(str(tmp_path), device="cpu").geometry.dtype == torch.float32
     assert not caplog.records  # a tiny model
-    monkeypatch.setattr(precision, "_NOTABLE_BYTES", 0)
+    monkeypatch.setattr(precision, "NOTABLE_BYTES", 0)
     kvweave.load_model(str(tmp_path), device="cpu", dtype="bfloat16")
     assert not caplog.records  # the caller chose it
     kvweave.load_model(str(tmp_path), device="cpu")

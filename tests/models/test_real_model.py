@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from oracle import full_prefill, stock
 from transformers import AutoModelForCausalLM
 
 import kvweave
@@ -19,6 +18,7 @@ from kvweave.models.gguf.header import read_header
 from kvweave.samples import DOCUMENTS
 from kvweave.types import ChunkKV
 from kvweave_lab.real_model import model_file
+from support.oracle import full_prefill, stock
 
 TOLERANCE = 2e-3  # on float32 logits of magnitude 30, summed in another order
 LONG, SHORT, NEW = 600, 200, 4

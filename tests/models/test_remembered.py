@@ -13,16 +13,16 @@ from kvweave.models.remembered import ModelMemory
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(loading._SHIPPED["reference"], tmp_path / "model")
+    return shutil.copytree(loading.SHIPPED["reference"], tmp_path / "model")
 
 
 @pytest.fixture
 def computed(monkeypatch):
     """Count what a start computes: digests of weights and tokenizers, and tokenizers that transformers reads."""
     counts = []
-    weights, tokens = fingerprint._digest_weights, AutoTokenizer.from_pretrained
+    weights, tokens = fingerprint.digest_weights, AutoTokenizer.from_pretrained
     monkeypatch.setattr(
-        fingerprint, "_digest_weights", lambda model: counts.append("weights") or weights(model)
+        fingerprint, "digest_weights", lambda model: counts.append("weights") or weights(model)
     )
     monkeypatch.setattr(
         AutoTokenizer, "from_pretrained", lambda place: counts.append("tokenizer") or tokens(place)
@@ -64,7 +64,7 @@ def test_weights_changed_in_place_are_digested_again(folder, tmp_path):
 def test_a_tokenizer_that_is_more_than_its_file_is_read_by_its_own_class(
     folder, tmp_path, monkeypatch, computed
 ):
-    monkeypatch.setattr(loading, "_is_direct", lambda *args: False)
+    monkeypatch.setattr(loading, "is_direct", lambda *args: False)
     for _ in range(2):
         load_model(str(folder), home=tmp_path / "home")
     assert computed.count("tokenizer") == 2

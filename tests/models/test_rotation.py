@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from prompts import IDS, quiet_adapter
 from transformers.models.llama import modeling_llama
 
 from kvweave.testing import tiny_adapter
+from support.prompts import IDS, quiet_adapter
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-yarn", "phi3-partial", "glm4", "gpt-neox", "cohere"])

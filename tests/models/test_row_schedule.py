@@ -2,8 +2,11 @@
 
 import pytest
 import torch
-from oracle import partial_prefill, stock
-from prompts import (
+
+from kvweave.errors import InvalidRequest
+from kvweave.testing import FAMILIES
+from support.oracle import partial_prefill, stock
+from support.prompts import (
     APE_IDS,
     APE_N,
     CONTEXT,
@@ -15,9 +18,6 @@ from prompts import (
     quiet_adapter,
     stale_kv_cache,
 )
-
-from kvweave.errors import InvalidRequest
-from kvweave.testing import FAMILIES
 
 ALL = torch.arange(N)
 SCHEDULE = (ALL, torch.cat([ALL[22:36], ALL[40:]]), torch.cat([ALL[25:29], ALL[45:51], ALL[-1:]]))

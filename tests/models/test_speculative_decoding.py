@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from test_decoding import plain_generation, prompt
 
 from kvweave.answering.generation import Decoded, generate
 from kvweave.answering.speculative import PromptLookupDrafter
 from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.testing import FAMILIES, end_only_at, tiny_adapter
+from support.plain_generation import plain_generation, prompt
 
 COUNT = 8
 NO_LOOKUP = GenerationConfig(prompt_lookup_tokens=0)

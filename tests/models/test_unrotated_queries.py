@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from prompts import IDS, N, quiet_adapter, stale_kv_cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import UnrotatedQueries
+from support.prompts import IDS, N, quiet_adapter, stale_kv_cache
 
 ROWS = torch.cat([torch.arange(5, 15), torch.arange(30, N)])
 

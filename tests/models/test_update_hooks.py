@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from prompts import IDS, STORED, N, held, quiet_adapter, stale_kv_cache
 
 from kvweave.models.hooks import StopForward, UnrotatedQueries
 from kvweave.models.rotary import APPLY_NAME
+from support.prompts import IDS, STORED, N, held, quiet_adapter, stale_kv_cache
 
 ALL = torch.arange(N)
 

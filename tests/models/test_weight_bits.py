@@ -15,7 +15,7 @@ from kvweave.models.quantised import QuantisedEmbedding, QuantisedLinear, quanti
 from kvweave.recipes.methods import METHODS
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
-from processes import run_program
+from support.processes import run_program
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 17, 200, 33, 8, 90, 41, 7]])

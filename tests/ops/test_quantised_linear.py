@@ -37,7 +37,7 @@ def test_int8_codes_are_within_half_a_step_and_never_overflow_in_pairs(outputs, 
 def test_large_vocabularies_are_quantised_in_parts(monkeypatch):
     weight = weight_of(100, 64)
     whole = ql.quantise_channels(weight), ql.quantise_rows_in_groups(weight)
-    monkeypatch.setattr(ql, "_ROW_CHUNK", 7)
+    monkeypatch.setattr(ql, "ROW_CHUNK", 7)
     for expected, found in zip(
         whole, (ql.quantise_channels(weight), ql.quantise_rows_in_groups(weight)), strict=True
     ):
@@ -84,7 +84,7 @@ def test_cpus_without_integer_kernels_compute_the_same(monkeypatch):
     codes, scales = ql.quantise_channels(weight_of(256, 640))
     packed = ql.pack_int8(codes, scales)
     monkeypatch.setattr(ql, "has_integer_kernel", lambda: False)
-    monkeypatch.setattr(ql, "_BLOCK_ROWS", 100)
+    monkeypatch.setattr(ql, "BLOCK_ROWS", 100)
     other = ql.pack_int8(codes, scales)
     assert type(other) is not type(packed)
     assert other.digest == packed.digest
@@ -112,7 +112,7 @@ def test_int4_codes_are_near_the_weights():
 
 
 def test_the_layout_of_4_bit_codes_is_found():
-    block, order = ql._int4_layout()
+    block, order = ql.int4_layout()
     assert block in (16, 32, 64)
     assert sorted(order.tolist()) == list(range(block))
 
@@ -121,7 +121,7 @@ def test_an_unknown_layout_is_left_to_the_kernel(monkeypatch):
     codes, both = ql.quantise_groups(weight_of(64, 64))
     packed, rows = ql.pack_int4(codes, both), rows_of(64, 64)
     expanded = packed.multiply(rows)
-    monkeypatch.setattr(ql, "_int4_layout", lambda: None)
+    monkeypatch.setattr(ql, "int4_layout", lambda: None)
     assert worst(packed.multiply(rows), expanded) < 1e-2
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_server import PAGE, PageServer, Script
+
+from support.page_server import PAGE, PageServer, Script
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `dev`)")
 pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed (extra `dev`)")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_server import PageServer, Script
+
+from support.page_server import PageServer, Script
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `dev`)")
 from playwright.sync_api import expect

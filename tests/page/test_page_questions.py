@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from page_server import PageServer, Script, plan
+
+from support.page_server import PageServer, Script, plan
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra `dev`)")
 from playwright.sync_api import expect

@@ -10,7 +10,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed (
 from playwright.sync_api import expect
 
 from kvweave.samples import DOCUMENTS, sample_questions
-from server.running_server import server
+from support.running_server import server
 
 
 def test_upload_ask_open_a_source_and_delete(browser: Any, tmp_path: Path) -> None:

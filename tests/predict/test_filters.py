@@ -197,18 +197,18 @@ class TestPrompts:
         request = prompts.ask_for("nine crowns", "How much")
         text = f"{request.system}A note.{request.text}"
         assert request.plain
-        assert text.count("\nQuestion: ") == 1 + len(prompts_module._ASKED)
+        assert text.count("\nQuestion: ") == 1 + len(prompts_module.ASKED_EXAMPLES)
         assert text.endswith("\n\nNotes: A note.\nAnswer: nine crowns\nQuestion: How much")
         assert request.lead == "How much"
-        assert text.count("Question: ") == 1 + len(prompts_module._ASKED)
+        assert text.count("Question: ") == 1 + len(prompts_module.ASKED_EXAMPLES)
 
     def test_the_worked_examples_pass_the_screening(self):
-        for notes, answer, question in prompts_module._ASKED:
+        for notes, answer, question in prompts_module.ASKED_EXAMPLES:
             assert parse_questions(question, 1) == [question]
             assert is_answerable(question, [notes])
             assert answer.split()[-1] in notes
             assert question.startswith(Asked(notes, answer).opening)
-        assert all(keeps_decisive_words(one, other) for one, other in prompts_module._REWORDED)
+        assert all(keeps_decisive_words(one, other) for one, other in prompts_module.REWORDED_EXAMPLES)
 
 
 class TestPassages:

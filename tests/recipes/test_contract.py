@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from contract import close, corpus_of, plain_logits, prepare
 
 import kvweave
 from kvweave.config import GenerationConfig
@@ -15,6 +14,7 @@ from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
 from kvweave.testing import end_only_at
+from support.contract import close, corpus_of, plain_logits, prepare
 
 
 def best_version(recipe, store, request, number):

@@ -5,7 +5,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from contract import close, prefilled, prepare
 
 import kvweave
 from kvweave.answering.generation import Decoded, generate
@@ -14,6 +13,7 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.recipes.methods import METHODS
 from kvweave.testing import tiny_adapter
+from support.contract import close, prefilled, prepare
 
 GREEDY = GenerationConfig(temperature=0.0)
 

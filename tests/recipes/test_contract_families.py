@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from contract import SELECTING, Counted, close, plain_logits, prefilled, prepare, stale_rows
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
+from support.contract import SELECTING, Counted, close, plain_logits, prefilled, prepare, stale_rows
 
 # One that only reuses, one that runs the question, one that leaves early, one that looks at all rows' attention, one
 # with versions, one that reads digests.

@@ -1,7 +1,6 @@
 """Every recipe: new entries are exact KV only, and stored entries do not change."""
 
 import pytest
-from contract import close, entries, features, files, plain_logits, prefilled, prepare
 
 import kvweave
 from kvweave.kvstore.memory_store import MemoryStore
@@ -10,6 +9,7 @@ from kvweave.recipes.methods import METHODS, PREPARATIONS, recipe_named
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import remember
 from kvweave.types import ChunkKV
+from support.contract import close, entries, features, files, plain_logits, prefilled, prepare
 
 PREPARING = [
     name

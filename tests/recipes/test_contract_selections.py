@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from contract import SELECTING, Counted, prepare, stale_rows
 
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
@@ -14,6 +13,7 @@ from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import run
 from kvweave.recipes.request import CEILING, FLOOR
 from kvweave.recipes.select import TopScores
+from support.contract import SELECTING, Counted, prepare, stale_rows
 
 OF_SHARES = [name for name in METHODS if recipe_named(name).select.supports_coverage]
 RANKED = [name for name in OF_SHARES if isinstance(recipe_named(name).select, TopScores)]

@@ -6,26 +6,8 @@ import torch
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import PrepareContext
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.offline import prepare_chunks
-from kvweave.recipes.recipe import run
-from kvweave.recipes.request import PrefillResult
 from kvweave.testing import tiny_adapter
-from kvweave.types import Prompt, TokenizedPrompt
-
-TEXTS = (
-    "The bell rings at nine.",
-    "The gate opens at ten.",
-    "The boat leaves at noon.",
-    "Soup is served at one.",
-)
-
-
-def prepared(adapter: Adapter, store: ChunkStore, texts: tuple[str, ...]) -> None:
-    ctx = PrepareContext(adapter, store, adapter.template.prefix_ids(None))
-    ctx.prefix_kv()
-    prepare_chunks(ctx, [adapter.template.chunk_ids(text) for text in texts], recipe_named("reuse"))
+from support.prepared_texts import TEXTS, origins, prefilled, prepared
 
 
 def damage(folder: Path, adapter: Adapter, text: str, layer_from_the_end: int) -> None:
@@ -36,20 +18,6 @@ def damage(folder: Path, adapter: Adapter, text: str, layer_from_the_end: int) -
     layer_bytes = adapter.encode(adapter.template.chunk_ids(text)).layer(0).nbytes
     data[-layer_from_the_end * layer_bytes + 3] ^= 4
     file.write_bytes(data)
-
-
-def asked(adapter: Adapter) -> TokenizedPrompt:
-    return adapter.template.render(Prompt("When does the boat leave?", TEXTS))
-
-
-def prefilled(
-    adapter: Adapter, store: ChunkStore, recipe: str = "reuse", ratio: float = 0.0
-) -> PrefillResult:
-    return run(recipe_named(recipe), adapter, store, asked(adapter), ratio=ratio)
-
-
-def origins(result: PrefillResult) -> list[str]:
-    return [span.origin for span in result.plan.spans if span.kind == "chunk"]
 
 
 def test_a_request_with_damaged_chunks_gives_the_result_without_them(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from contract import second_layer_distances, state_of
 
 import kvweave
 from kvweave.ops import scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_model
+from support.contract import second_layer_distances, state_of
 
 
 @pytest.mark.parametrize("name", ["cacheblend", "kvshare"])

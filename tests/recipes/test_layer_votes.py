@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contract import prepare, state_of
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
@@ -22,6 +21,7 @@ from kvweave.recipes.methods.weave import ContextSensitivity
 from kvweave.recipes.select import LayerVotes, QuestionAttention, last_layer, voting_layers
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
+from support.contract import prepare, state_of
 
 WINDOW = 16
 SLIDING = [name for name, (_, settings) in FAMILIES.items() if settings.get("sliding_window") == WINDOW]

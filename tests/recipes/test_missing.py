@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from contract import ctx_of
 
 import kvweave
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.recipes.context import ChunkList
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
+from support.contract import ctx_of
 
 WITH_NEIGHBOURS = ["weave", "cachecraft"]
 """Recipes whose features need other chunks, of which there may be none."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contract import state_of
 
 import kvweave
 from kvweave.models.critical_layers import layers_file, middle_layers, read_layers
@@ -23,6 +22,7 @@ from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.select import TopScores
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkKV
+from support.contract import state_of
 
 
 def prepare(adapter, store, prompt, score, most=None):

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from contract import context_shares, eager_model, prefilled, prepare, question_attention, state_of
 
 from kvweave.recipes.methods import recipe_named
+from support.contract import context_shares, eager_model, prefilled, prepare, question_attention, state_of
 
 
 @pytest.fixture(scope="module")

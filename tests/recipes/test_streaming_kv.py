@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_damage import TEXTS, origins, prefilled, prepared
 
 from kvweave.errors import TierUnavailable
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -23,6 +22,7 @@ from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
+from support.prepared_texts import TEXTS, origins, prefilled, prepared
 
 WAIT_S = 60.0
 PIECE_BYTES = 2048  # an entry here has about 10 kB, in three layers
@@ -51,9 +51,9 @@ def shared_folder(tmp_path: Path, adapter: Adapter) -> Path:
 def machine(tmp_path: Path, before: Callable[[Sequence[ByteRange]], object]) -> Iterator[ChunkStore]:
     """A store with an empty disk and the shared folder; calls `before` before it reads parts of an entry there."""
     with ChunkStore(tmp_path / "second", shared=f"file://{tmp_path}/shared") as store:
-        far = store._components.tiers.shared
+        far = store.components.tiers.shared
         assert far is not None
-        tier = far.tier._tier
+        tier = far.tier.tier
         read = tier.get_ranges
 
         def get_ranges(key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
@@ -210,9 +210,9 @@ def test_a_request_retries_once_for_damage_that_the_tier_cannot_delete(
             assert found.wait(WAIT_S)
 
     with machine(tmp_path, hold_back) as store:
-        guarded = store._components.tiers.shared
+        guarded = store.components.tiers.shared
         assert guarded is not None
-        guarded.tier._tier.delete = delete  # type: ignore[method-assign]
+        guarded.tier.tier.delete = delete  # type: ignore[method-assign]
 
         def find_a_few_times(*given: Any) -> Any:
             nonlocal met

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from contract import SELECTING, corpus_of, prefilled, prepare, state_of
 
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.hooks import AttentionProbe
@@ -13,6 +12,7 @@ from kvweave.recipes.methods.weave import ContextSensitivity
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.select import QuestionAttention
+from support.contract import SELECTING, corpus_of, prefilled, prepare, state_of
 
 NAMES = [("weave",), ("int4+weave",), ("following+weave",), ("isolated+weave",)]
 

@@ -1,9 +1,9 @@
 import pytest
-from fake_serving import FakeServing
-from running_server import server
 
 from kvweave.samples import DOCUMENTS
 from kvweave.server.serving import serving
+from support.fake_serving import FakeServing
+from support.running_server import server
 
 
 @pytest.fixture(scope="module")

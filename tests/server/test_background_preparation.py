@@ -3,11 +3,10 @@
 import threading
 from pathlib import Path
 
-from running_server import server
-
 from kvweave.documents import indexing
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.server.process.discovery import record, sole_server
+from support.running_server import server
 
 KB = "/v1/kb/default"
 

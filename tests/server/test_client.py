@@ -13,7 +13,7 @@ from kvweave.server.client import client as client_module
 from kvweave.server.client.client import ServerClient
 from kvweave.server.openai import replies
 from kvweave.server.serving.completions import Finished
-from scripted_server import DONE, error, event, reply, serving, stream
+from support.scripted_server import DONE, error, event, reply, serving, stream
 
 ASK = "POST /v1/kb/default/ask"
 

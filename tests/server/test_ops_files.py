@@ -87,7 +87,7 @@ def health_check():
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_the_health_check_follows_the_status(status, code):
-    from scripted_server import reply, serving
+    from support.scripted_server import reply, serving
 
     program, *words = health_check()
     assert program == "python"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import kvweave
 from kvweave.cli.app import app
-from processes import Program, run_program
+from support.processes import Program, run_program
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200, "stream": True}
 

@@ -13,7 +13,7 @@ from kvweave_lab.bench.serving.processes import ServerFailed, kvweave_server
 from kvweave_lab.bench.serving.soak import SoakSettings, bench_soak
 from kvweave_lab.bench.serving.systems import SystemSettings
 from kvweave_lab.bench.serving.traffic import ServedTraffic
-from processes import python_program
+from support.processes import python_program
 
 SMALL = ("--documents", "6", "--per-request", "2", "--document-tokens", "40", "--max-new-tokens", "4")
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.bench.serving.client import Reply
-from kvweave_lab.bench.serving.comparison import _saturated
+from kvweave_lab.bench.serving.comparison import is_saturated
 from kvweave_lab.bench.serving.summary import at_equal_ttft, parse_phase, summarize, throughput_within
 from kvweave_lab.bench.serving.systems import SystemSettings, chosen_rates, chosen_systems
 from kvweave_lab.bench.serving.traffic import ServedRequest, ServedTraffic, arrivals_s, exact_prefix_share
@@ -126,14 +126,14 @@ def test_without_times_the_baseline_has_a_figure_at_each_of_its_own():
 
 def test_rates_beyond_two_that_saturate_a_system_are_left_out():
     saturated = [phase("full", 0.2, 9.0, 0.1), phase("full", 0.4, 9.0, 0.1)]
-    assert not _saturated(saturated[:1], "full", seed=0)
-    assert _saturated(saturated, "full", seed=0)
-    assert not _saturated(saturated, "default", seed=0)
+    assert not is_saturated(saturated[:1], "full", seed=0)
+    assert is_saturated(saturated, "full", seed=0)
+    assert not is_saturated(saturated, "default", seed=0)
     arrived_s = arrivals_s(1.0, 20, seed=0)[-1]  # of few arrivals, the span is not their number over the rate
     served = [replace(phase("full", rate, 9.0, rate * 20 / arrived_s), requests=20) for rate in (0.2, 0.4)]
-    assert not _saturated(served, "full", seed=0)
+    assert not is_saturated(served, "full", seed=0)
     slow = [replace(one, requests_per_s=0.7 * one.requests_per_s) for one in served]
-    assert _saturated(slow, "full", seed=0)
+    assert is_saturated(slow, "full", seed=0)
 
 
 def test_unknown_systems_and_missing_weights_are_refused(tmp_path):

@@ -1,9 +1,9 @@
 """The client of `kvweave bench serve`: times of a streamed answer, and what counts as refused or failed."""
 
 import pytest
-from served_fake import STALL_S, TOKEN_S, TOKENS, fake_server
 
 from kvweave_lab.bench.serving.client import Call, run_in_turn, run_open_loop
+from lab_support.served_fake import STALL_S, TOKEN_S, TOKENS, fake_server
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from kvweave_lab.bench.serving.soak import counted_requests, soak_memory
 from kvweave_lab.bench.serving.soak_ledger import Ledger
 from kvweave_lab.bench.serving.soak_users import SoakState, User
 from kvweave_lab.bench.serving.stored import verify_stored
-from processes import Program
+from support.processes import Program
 
 MB = 2**20
 
@@ -139,7 +139,7 @@ def test_a_request_is_lost_if_its_client_cannot_tell_what_became_of_it(error, se
         raise error
 
     state = SoakState("http://127.0.0.1:9", "model", ("text",), 4, mode=sent)
-    assert asyncio.run(User(0, state, None, 0)._outcome("chat", broken)) == outcome
+    assert asyncio.run(User(0, state, None, 0).outcome("chat", broken)) == outcome
     assert state.counts == {("chat", outcome): 1}
     assert bool(state.failures) == (outcome == "failed")
     assert all(f"sent while {sent}, broken while {now}" in failure for failure in state.failures)

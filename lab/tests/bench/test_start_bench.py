@@ -17,7 +17,7 @@ def others(tmp_path):
 
 
 def test_parts_of_a_command_are_its_processor_time(tmp_path, others):
-    run = start._traced(["--help"], tmp_path, others)
+    run = start.traced(["--help"], tmp_path, others)
     assert {OURS, "import kvweave", CONTROL} <= run.parts.keys()
     assert sum(run.parts.values()) == pytest.approx(run.cpu_s, abs=0.25)
     assert run.own_s == pytest.approx(sum(run.parts.values()) - run.parts[CONTROL])
@@ -25,7 +25,7 @@ def test_parts_of_a_command_are_its_processor_time(tmp_path, others):
 
 
 def test_a_server_is_timed_until_it_is_ready(tmp_path):
-    run = start._served(tmp_path, tmp_path / "home", None)
+    run = start.served(tmp_path, tmp_path / "home", None)
     assert run.wall_s > 1  # torch alone takes longer to import
     assert run.cpu_s > 1
     assert run.parts == {}
@@ -33,7 +33,7 @@ def test_a_server_is_timed_until_it_is_ready(tmp_path):
 
 def test_a_command_that_fails_is_named_with_what_it_printed(tmp_path, others):
     with pytest.raises(KvweaveError, match=r"ask question` failed: .*no knowledge base"):
-        start._traced(["ask", "question"], tmp_path, others)
+        start.traced(["ask", "question"], tmp_path, others)
 
 
 def test_the_innermost_part_is_charged(monkeypatch):
@@ -61,7 +61,7 @@ def test_passes_count_once_and_the_probe_s_do_not(monkeypatch):
                 self.run(depth - 1)
 
     clock, module = Clock(), type("module", (), {"Model": Model})
-    start_trace._wrap(module, "Model.run", clock, PASSES)
+    start_trace.wrap(module, "Model.run", clock, PASSES)
     Model().run(2)
     with clock.part(PROBE):
         Model().run(0)

@@ -79,17 +79,17 @@ def test_the_plot_is_a_png(done):
 
 def test_an_interrupted_measurement_resumes(adapter, tmp_path, monkeypatch):
     store, output = tmp_path / "store", tmp_path / "out"
-    original = steady._Asker.ask
+    original = steady.Asker.ask
 
     def interrupted(self, number, query, *, last) -> SteadyRow:
         if number == 5:
             raise KeyboardInterrupt
         return original(self, number, query, last=last)
 
-    monkeypatch.setattr(steady._Asker, "ask", interrupted)
+    monkeypatch.setattr(steady.Asker, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench_steady(adapter, "tiny", store, FEW, output)
-    monkeypatch.setattr(steady._Asker, "ask", original)
+    monkeypatch.setattr(steady.Asker, "ask", original)
     with open(output / "steady.jsonl", "ab") as log:
         log.write(b'{"question": 5, "prom')  # an incomplete line, as a crash leaves it
     before = (output / "steady.jsonl").read_text().splitlines()[:-1]
@@ -97,7 +97,7 @@ def test_an_interrupted_measurement_resumes(adapter, tmp_path, monkeypatch):
     assert done.started_at == (0, 5)
     assert [row.question for row in done.rows] == list(range(8))
     assert (output / "steady.jsonl").read_text().splitlines()[: len(before)] == before
-    monkeypatch.setattr(steady._Asker, "ask", interrupted)
+    monkeypatch.setattr(steady.Asker, "ask", interrupted)
     assert bench_steady(adapter, "tiny", store, FEW, output) == done  # asks no question
     with pytest.raises(InvalidRequest, match="differ in ratio"):
         bench_steady(adapter, "tiny", store, replace(FEW, ratio=0.5), output)

@@ -21,7 +21,7 @@ from kvweave_lab.bench.baselines import (
 )
 from kvweave_lab.bench.measurement import mean_of_neighbours, peak_memory_bytes
 from kvweave_lab.bench.plots import ttft_plot
-from kvweave_lab.bench.ttft import TtftRow, TtftSettings, _group_cases, bench_ttft
+from kvweave_lab.bench.ttft import TtftRow, TtftSettings, bench_ttft, group_cases
 from kvweave_lab.bench.workload import prompt_of_chunks
 
 FEW = TtftSettings((128,), ("reuse", "prophetkv"), (0.0, 0.25, 1.0), chunk_tokens=64, rounds=2)
@@ -73,9 +73,9 @@ def test_a_request_is_compared_with_the_full_prefills_right_before_and_after_it(
 
 
 def test_cases_between_two_full_prefills_compute_at_most_about_one():
-    assert _group_cases([0.0, 0.1, 0.15, 0.2, 0.3, 1.0, 0.0, 0.5, 0.5]) == [[0, 1, 2, 3, 4], [5, 6], [7, 8]]
-    assert _group_cases([1.0, 1.0]) == [[0], [1]]
-    assert _group_cases([0.0, 0.0]) == [[0, 1]]
+    assert group_cases([0.0, 0.1, 0.15, 0.2, 0.3, 1.0, 0.0, 0.5, 0.5]) == [[0, 1, 2, 3, 4], [5, 6], [7, 8]]
+    assert group_cases([1.0, 1.0]) == [[0], [1]]
+    assert group_cases([0.0, 0.0]) == [[0, 1]]
 
 
 def test_rows_count_computed_tokens(done, adapter):

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import matplotlib
 import pytest
 import torch
-from test_outcomes import OUTCOME
 
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.methods import recipe_named
@@ -20,6 +19,7 @@ from kvweave_lab.eval.grid import SUITES, Case
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.report.figures import LIGHT, rc_params, to_png
 from kvweave_lab.statistics import Estimate
+from lab_support.outcomes import OUTCOME
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = 3

@@ -9,14 +9,14 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from test_outcomes import OUTCOME
-from test_result_rows import outcome
 
 from kvweave_lab.eval.comparisons import difference, matrices, mean_difference, storage_costs, verdict
 from kvweave_lab.eval.outcomes import Outcome, Trace
 from kvweave_lab.eval.report import matrix_json, matrix_table, storage_table, storages_json
 from kvweave_lab.eval.rows import summary_rows
 from kvweave_lab.statistics import interval_over_tasks
+from lab_support.outcomes import OUTCOME
+from lab_support.result_rows import outcome
 
 RATIO = 0.15
 SCORES = {

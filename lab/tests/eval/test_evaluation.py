@@ -9,7 +9,7 @@ import pytest
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.testing import tiny_adapter
 from kvweave_lab import results_log
-from kvweave_lab.eval.evaluation import Request, _file_cases, run_evaluation
+from kvweave_lab.eval.evaluation import Request, file_cases, run_evaluation
 from kvweave_lab.eval.grid import SUITES
 from kvweave_lab.eval.samples import OTHER_DOCUMENTS
 
@@ -120,7 +120,7 @@ def test_other_documents_are_the_same_however_many_are_asked_for(adapter, tmp_pa
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(line, range(30))))
     few, more, whole = (
-        [case.sample for case in _file_cases(adapter, asked(tmp_path, samples_per_file=limit))]
+        [case.sample for case in file_cases(adapter, asked(tmp_path, samples_per_file=limit))]
         for limit in (6, 20, None)
     )
     assert [len(few), len(more), len(whole)] == [12, 40, 60]

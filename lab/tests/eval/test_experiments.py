@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from test_outcomes import OUTCOME
 
 from kvweave.errors import InvalidRequest, UnknownRecipe
 from kvweave.recipes.methods import recipe_named
@@ -12,6 +11,7 @@ from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.grid import SUITES, Case
 from kvweave_lab.eval.rows import summary_rows
 from kvweave_lab.eval.samples import Sample
+from lab_support.outcomes import OUTCOME
 
 SUITE = replace(SUITES["quick"], tasks=("single", "twohop"), ratios=(0.5,), samples=1)
 SAMPLE = Sample(
@@ -110,10 +110,10 @@ class TestRecipeGrid:
     def test_a_second_run_computes_only_new_outcomes(self, recipe_grid, tmp_path, monkeypatch):
         first = recipe_grid.run(grid_of(recipe_grid, "random"), tmp_path, 1)
         ran = []
-        original = recipe_grid.Runner._prefill
+        original = recipe_grid.Runner.prefill
         monkeypatch.setattr(
             recipe_grid.Runner,
-            "_prefill",
+            "prefill",
             lambda self, candidate, *more: (
                 ran.append(candidate.recipe.name) or original(self, candidate, *more)
             ),

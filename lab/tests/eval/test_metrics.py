@@ -16,9 +16,9 @@ from kvweave_lab.eval.metrics import METRICS, ContainedFacts, bleu, facts, with_
 def by_character(monkeypatch):
     """Chinese text is compared by characters where jieba is not installed."""
     monkeypatch.setitem(sys.modules, "jieba", None)
-    similarity._segmenter.cache_clear()
+    similarity.segmenter.cache_clear()
     yield
-    similarity._segmenter.cache_clear()
+    similarity.segmenter.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_a_reference_without_a_paragraph_is_refused():
 
 @pytest.fixture
 def afresh():
-    scoring._scorer.cache_clear()
+    scoring.bleu_scorer.cache_clear()
     yield
-    scoring._scorer.cache_clear()
+    scoring.bleu_scorer.cache_clear()
 
 
 def test_it_is_the_geometric_mean_of_the_common_n_grams_of_every_order():

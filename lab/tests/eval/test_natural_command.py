@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from natural_set import QUESTIONS, WordEncoder, write_set
 
 from kvweave_lab.eval.natural import library, run
+from lab_support.natural_set import QUESTIONS, WordEncoder, write_set
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from natural_set import WordEncoder, library_of, write_set
 
 from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.recipes.methods import recipe_named
@@ -21,6 +20,7 @@ from kvweave_lab.eval.natural.prompts import make_prompt, no_context
 from kvweave_lab.eval.natural.rows import comparisons, gap, summary_rows
 from kvweave_lab.eval.natural.run import NaturalBenchmark, Request, chosen_candidates, read_request_set
 from kvweave_lab.eval.runner import Candidate
+from lab_support.natural_set import WordEncoder, library_of, write_set
 
 REUSE = Candidate(recipe_named("reuse"), 0.0)
 
@@ -110,7 +110,7 @@ def test_kv_beyond_its_memory_is_dropped_between_prompts(adapter, found, prompt)
     _, library = found
     runner = NaturalRunner(adapter, library.corpus(adapter.template), NaturalLog(None, {}), kv_bytes=1)
     outcomes(runner, prompt, REUSE)
-    assert not runner._shared
+    assert not runner.shared
 
 
 def test_a_question_without_answer_is_measured_by_the_first_token(adapter, found, runner):

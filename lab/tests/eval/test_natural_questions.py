@@ -3,10 +3,10 @@
 import collections
 
 import pytest
-from natural_set import DOCUMENTS, QUESTIONS, line, write_set
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.natural.questions import KINDS, SPLITS, read_set, shipped_set, split_by_document
+from lab_support.natural_set import DOCUMENTS, QUESTIONS, line, write_set
 
 
 def test_a_set_is_read_with_the_places_of_its_quotes(tmp_path):

@@ -1,13 +1,13 @@
 """Contexts from the product's retriever, the evidence in them, and neighbours that are retrieved together."""
 
 import pytest
-from natural_set import PAGES, WordEncoder, library_of
 
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.natural.distractors import installed_pages, pages_digest
 from kvweave_lab.eval.natural.library import OWN, open_library
 from kvweave_lab.eval.natural.prompts import make_prompt, retrieve
 from kvweave_lab.eval.natural.retrieval import DEPTHS, NEIGHBOURS, measure_retrieval
+from lab_support.natural_set import PAGES, WordEncoder, library_of
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from test_personas_pricing import COSTS
-from test_personas_session import USER, Words, rows_of_passes
 
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
@@ -22,6 +20,7 @@ from kvweave_lab.eval.personas.pricing import Prices, Shape
 from kvweave_lab.eval.personas.session import UserSession
 from kvweave_lab.eval.personas.systems import NO_CACHE, OURS, RAGCACHE, Setting, system_trial
 from kvweave_lab.results_log import ResultsLog
+from lab_support.personas import COSTS, USER, Words, rows_of_passes
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def executor(tmp_path):
 def test_the_rows_of_the_sessions_own_request_run(corpus, executor, system):
     with UserSession(system, Setting(), corpus, "long") as session:
         executor.request(session, USER.questions[1], 1)
-        with rows_of_passes(executor._adapter) as rows:
+        with rows_of_passes(executor.adapter) as rows:
             done = executor.request(session, replace(USER.questions[1], text="And the code of Ben?"), 2)
     served = done.served
     assert served.decoded >= 60
@@ -65,7 +64,7 @@ def test_the_rows_of_the_sessions_own_request_run(corpus, executor, system):
 def test_a_cached_answer_runs_no_model(corpus, executor):
     with UserSession(OURS, Setting(), corpus) as session:
         executor.request(session, USER.questions[0], 1)
-        with rows_of_passes(executor._adapter) as rows:
+        with rows_of_passes(executor.adapter) as rows:
             done = executor.request(session, USER.questions[0], 2)
     assert rows == []
     assert done.served is None

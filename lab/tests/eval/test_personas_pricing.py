@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvweave.testing import tiny_adapter
-from kvweave_lab.eval.personas.costs import Costs, interpolate
+from kvweave_lab.eval.personas.costs import interpolate
 from kvweave_lab.eval.personas.model import ModelPass
 from kvweave_lab.eval.personas.pricing import Prices, Shape, tail_latency
 from kvweave_lab.eval.personas.session import IdlePeriod, ServedQuestion, SessionRecord, StoredTotals
@@ -22,26 +22,7 @@ from kvweave_lab.eval.personas.systems import (
     system_trial,
     without,
 )
-
-COSTS = Costs(
-    rows=(10, 100),
-    stored=(0, 100),
-    prefill_s=((1.0, 2.0), (10.0, 11.0)),
-    selecting=(10, 20),
-    behind=(50, 100),
-    select_s=((0.5, 1.5), (1.0, 3.0)),
-    contexts=(100, 200),
-    decode_s=(0.1, 0.2),
-    checked=(2, 6),
-    check_s=((0.3, 0.4), (0.7, 0.8)),
-    projected_s={"KV": (0.2, 2.0), "QKV": (0.4, 4.0)},
-    embed_s=0.01,
-    match_s=0.02,
-    retrieve_s=0.03,
-    find_kv_s=0.04,
-    load_s_per_byte=1e-6,
-    spread=1.1,
-)
+from lab_support.personas import COSTS
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """One user under one system: exact answers stay exact, caches hold what the system defines, background work follows its protocol."""
 
 import gc
-import hashlib
 import weakref
-from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -41,46 +38,8 @@ from kvweave_lab.eval.personas.systems import (
     comparison,
     system_trial,
 )
-from kvweave_lab.eval.personas.users import Note, Question, User
 from kvweave_lab.results_log import ResultsLog
-
-NOTES = tuple(
-    Note(f"note-{number}.txt", text)
-    for number, text in enumerate(
-        (
-            "The code of Ann is 12.",
-            "The code of Ben is 34.",
-            "The cat of Cleo is red.",
-            "The dog of Dan is old.",
-            "The hat of Eve is new.",
-            "The car of Finn is far.",
-        )
-    )
-)
-ANN, BEN = "What is the code of Ann?", "What is the code of Ben?"
-USER = User(
-    "tester",
-    "email",
-    NOTES,
-    (
-        Question(ANN, ("12",), "ann"),
-        Question(BEN, ("34",), "ben"),
-        Question("Which code has Ann?", ("12",), "ann"),
-    ),
-)
-
-
-class Words:
-    """Embeds texts by their words, so that questions with common words are near."""
-
-    name, dimensions = "words", 16
-
-    def encode(self, texts):
-        vectors = np.full((len(texts), self.dimensions), 1e-3, dtype=np.float32)
-        for row, text in zip(vectors, texts, strict=True):
-            for word in text.lower().split():
-                row[hashlib.md5(word.encode()).digest()[0] % self.dimensions] += 1
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+from lab_support.personas import ANN, BEN, USER, Words, rows_of_passes
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +82,6 @@ def plainly(adapter, prompt):
     given = (prompt.token_ids, result.logits, GenerationConfig(), 32)
     list(generate(adapter, result.kv_cache, *given, decoded, form=prompt.reply))
     return decoded.text.strip(), decoded.tokens
-
-
-@contextmanager
-def rows_of_passes(adapter):
-    """Collect the number of rows of each call of the model."""
-    rows = []
-
-    def note(module, given, named):
-        rows.append(named["input_ids"].shape[1])
-
-    with adapter.model.register_forward_pre_hook(note, with_kwargs=True):
-        yield rows
 
 
 class TestMemoizedModel:

@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pools import all_phrases, normalised, pattern
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.personas.users import KINDS, NOTES, POOLS, load_pool, make_users
 from kvweave_lab.eval.tasks import needles as attributes
 from kvweave_lab.eval.world import DEV, HIDDEN, SPLITS, TEST, TRAIN, Haystack, split_of
+from lab_support.pools import all_phrases, normalised, pattern
 from training.documents import training_haystack
 from training.wording import reword
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from natural_set import write_set
 
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.errors import InvalidRequest
@@ -13,6 +12,7 @@ from kvweave.state.background_budget import Spent
 from kvweave_lab.eval.natural import questions
 from kvweave_lab.eval.prediction.run import Request, choose, run
 from kvweave_lab.eval.prediction.systems import Derivation, Prediction, Prefixes, is_same
+from lab_support.natural_set import write_set
 
 SERVED = "What does the ticket cost?"
 

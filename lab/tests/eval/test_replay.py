@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from test_outcomes import OUTCOME
-from test_quality import evaluated, outcomes
 
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.outcomes import Trace
+from lab_support.evaluations import evaluated, outcomes
+from lab_support.outcomes import OUTCOME
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from kvweave.config import GenerationConfig
 from kvweave.testing import end_only_at, tiny_adapter
 from kvweave.types import ReplyFormat
 from kvweave_lab.eval.replies import generate_together
-from spelled import Spelled
+from support.spelled import Spelled
 
 GREEDY = GenerationConfig()
 

@@ -194,7 +194,7 @@ class TestResuming:
 
     def test_outcomes_in_the_log_are_not_computed_again(self, runner, monkeypatch):
         first = run(runner, *self.CANDIDATES)
-        monkeypatch.setattr(type(runner._adapter), "compute", _never)
+        monkeypatch.setattr(type(runner.adapter), "compute", _never)
         assert run(runner, *self.CANDIDATES) == first
         assert run(runner, self.CANDIDATES[1]) == {
             label: first[label] for label in (("full", 1.0), ("naive", 0.0))
@@ -210,14 +210,14 @@ class TestResuming:
 
     def test_stopping_early_keeps_finished_outcomes(self, adapter, monkeypatch):
         runner = Runner(adapter, OutcomeLog(None, {}), batch=2)
-        prefilled = runner._prefill
+        prefilled = runner.prefill
 
         def stops(candidate, *others):
             if candidate.label == ("prefix", 0.0, None):  # the first of the second batch
                 raise KeyboardInterrupt
             return prefilled(candidate, *others)
 
-        monkeypatch.setattr(runner, "_prefill", stops)
+        monkeypatch.setattr(runner, "prefill", stops)
         with pytest.raises(KeyboardInterrupt):
             run(runner, *self.CANDIDATES)
         monkeypatch.setattr(type(adapter), "compute", _never)

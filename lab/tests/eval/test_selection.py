@@ -31,19 +31,7 @@ from kvweave_lab.eval.selection.measure import (
 from kvweave_lab.eval.selection.observe import context_of, observe_full, observe_stale
 from kvweave_lab.eval.selection.tables import sweep_table, tables
 from kvweave_lab.scores import context_offsets, transfer_scores
-
-CHUNKS = (
-    "1 the inn on the road was there when the rain began",
-    "2 the river in the north ran again near the inn",
-    "3 on the road in the rain there were the others",
-)
-
-
-def sample(name: str, task: str = "single", chunks: tuple[str, ...] = CHUNKS, new_tokens: int = 4) -> Sample:
-    return Sample(name, task, chunks, f"Where is the inn of {name}?", ("a",), "string_match_all", new_tokens)
-
-
-SAMPLES = [sample("A"), sample("B"), sample("C", "twohop", CHUNKS[::-1]), sample("D", "twohop", CHUNKS[:2])]
+from lab_support.selections import CHUNKS, SAMPLES, sample, values
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +52,6 @@ def report(adapter, tmp_path_factory):
 
 def render(adapter, of: Sample):
     return adapter.template.render(Prompt(of.question, of.chunks))
-
-
-def values(row) -> list[float]:
-    return [cell.value for cell in row]
 
 
 class TestObservations:

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from test_selection import SAMPLES, values
 
 from kvweave.facts import facts
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.selection.analysis import analyse
+from lab_support.selections import SAMPLES, values
 
 
 @pytest.fixture(scope="module")

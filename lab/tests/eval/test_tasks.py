@@ -5,8 +5,6 @@ import re
 from functools import cache
 
 import pytest
-from pools import TASK_MODULES
-from solver import SOLVERS
 
 from kvweave.errors import InvalidRequest
 from kvweave.testing import tiny_tokenizer
@@ -15,6 +13,8 @@ from kvweave_lab.eval.samples import SampleSpec, generate
 from kvweave_lab.eval.tasks import EVERY_TASK as TASKS
 from kvweave_lab.eval.tasks import METRIC_OF
 from kvweave_lab.eval.world import DEV, SPLITS, TEST, TRAIN, Haystack, World
+from lab_support.pools import TASK_MODULES
+from lab_support.solver import SOLVERS
 
 CHUNK = 96
 EVERY_TASK = pytest.mark.parametrize("task", TASKS)

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from test_outcomes import OUTCOME
 
 from kvweave.errors import ModelNotFound, PromptTooLong
 from kvweave.testing import tiny_adapter
@@ -29,7 +28,8 @@ from kvweave_lab.eval.workers import (
     WorkerTask,
     fill_log,
 )
-from processes import child_processes
+from lab_support.outcomes import OUTCOME
+from support.processes import child_processes
 
 SUITE = replace(SUITES["quick"], recipes=("naive", "prophetkv"), ratios=(0.5,))
 CANDIDATES = candidates_of(SUITE)

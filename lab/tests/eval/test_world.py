@@ -5,25 +5,25 @@ import re
 from itertools import combinations
 
 import pytest
-from pools import all_phrases, normalised, pattern, placeholders
 
 from kvweave.errors import InvalidRequest
 from kvweave_lab.eval.world import (
-    _ENDINGS,
-    _TOWNS,
     DEV,
+    ENDINGS,
     HIDDEN,
     SPLITS,
     TEST,
+    TOWNS,
     TRAIN,
     Haystack,
     Passages,
     World,
-    _starts,
     nouns,
     split_of,
+    starts,
     variants,
 )
+from lab_support.pools import all_phrases, normalised, pattern, placeholders
 from training import phrases as training_phrases
 from training.documents import (
     Document,
@@ -157,7 +157,7 @@ def test_words_put_together_of_tokens_are_the_train_splits():
 
 
 def test_a_name_of_another_split_is_no_word_that_training_uses_as_a_value():
-    names = {start + ending for start in _starts() for ending in (*_ENDINGS, *_TOWNS)}
+    names = {start + ending for start in starts() for ending in (*ENDINGS, *TOWNS)}
     others = {name for name in names if split_of(name) != TRAIN}
     assert len(others) > 10_000
     assert not others & {*training_words(), *nouns(TRAIN), *joined_words(tuple(VOCABULARY))}

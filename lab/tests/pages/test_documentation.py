@@ -13,7 +13,7 @@ import kvweave
 from kvweave.cli.app import OWN
 from kvweave.models.loading import load_model
 from kvweave.recipes.methods import METHODS
-from processes import run_program
+from support.processes import run_program
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,5 +1,5 @@
 """The fixtures of the product's recipe tests."""
 
-from recipes.contract import adapter, prompt, store
+from support.contract import adapter, prompt, store
 
 __all__ = ["adapter", "prompt", "store"]

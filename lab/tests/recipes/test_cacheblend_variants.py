@@ -6,7 +6,7 @@ import torch
 from kvweave.ops import scores
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
-from recipes.contract import prepare, second_layer_distances, state_of
+from support.contract import prepare, second_layer_distances, state_of
 
 
 def test_scores_with_keys_are_those_of_the_definition(adapter, store, prompt):

@@ -10,7 +10,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV, Prompt
 from kvweave_lab.recipes.fusionrag import IsolatedQuestionProducts
-from recipes.contract import eager_model, prepare, state_of
+from support.contract import eager_model, prepare, state_of
 
 CHUNKS = tuple(f"{number} the river in the north and the inn on the road" for number in range(8))
 

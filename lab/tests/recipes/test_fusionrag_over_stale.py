@@ -3,7 +3,7 @@
 import torch
 
 from kvweave.recipes.methods import recipe_named
-from recipes.contract import context_shares, eager_model, prepare, question_attention, state_of
+from support.contract import context_shares, eager_model, prepare, question_attention, state_of
 
 NAME = "fusionrag-over-stale"
 

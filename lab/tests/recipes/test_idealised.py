@@ -3,7 +3,7 @@
 import torch
 
 from kvweave.recipes.methods import recipe_named
-from recipes.contract import context_shares, eager_model, prefilled, prepare, question_attention, state_of
+from support.contract import context_shares, eager_model, prefilled, prepare, question_attention, state_of
 
 
 def test_the_idealised_score_is_the_error_that_a_stale_token_adds(adapter, store, prompt):

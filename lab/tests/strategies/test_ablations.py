@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from decode.synthetic import HEADS, Text, geometry, settings
+
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.store.page_cache import ClusterUsage

@@ -4,8 +4,8 @@ import os
 
 import pytest
 import torch
-
 from decode.synthetic import HEADS, Text, geometry, settings
+
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import StoreError
 

@@ -77,7 +77,7 @@ def owned(tokenizer) -> Batch:
 def make_batch(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Batch:
     documents, questions = [], []
     maker = RowMaker(tokenizer)
-    write, draw_requests = maker._writer.document, abilities.questions
+    write, draw_requests = maker.writer.document, abilities.questions
 
     def recorded_document(*args, **kwargs):
         documents.append(write(*args, **kwargs))
@@ -90,7 +90,7 @@ def make_batch(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Batch:
         return requests
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maker._writer, "document", recorded_document)
+        patch.setattr(maker.writer, "document", recorded_document)
         patch.setattr(abilities, "questions", recorded_requests)
         rows = maker.batch(shape, [str(row) for row in range(ROWS)], copying=0.0)
     assert len(documents) == ROWS, "a document did not fit; take a larger context"

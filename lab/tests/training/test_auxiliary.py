@@ -69,14 +69,14 @@ def finished(reference, tmp_path_factory, _small) -> Distillation:
 
 def stop_at(monkeypatch, step: int) -> None:
     """Interrupt a run in this step."""
-    original = Distillation._train
+    original = Distillation.train_step
 
     def interrupted(self: Distillation) -> None:
         original(self)
         if self.step == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Distillation, "_train", interrupted)
+    monkeypatch.setattr(Distillation, "train_step", interrupted)
 
 
 class TestDistillation:

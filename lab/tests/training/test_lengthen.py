@@ -94,7 +94,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_exports_more_positions(
         folder.mkdir()
         start(folder, vocabulary)
     LongTrainer(whole, SEED, 0, 1).run()
-    original = LongTrainer._train
+    original = LongTrainer.train_step
 
     def interrupted(self, stage, rate):
         original(self, stage, rate)
@@ -102,7 +102,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_exports_more_positions(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LongTrainer, "_train", interrupted)
+        patch.setattr(LongTrainer, "train_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             LongTrainer(stopped, SEED, 0, 1).run()
     resumed = LongTrainer(stopped, SEED, 0, 1)

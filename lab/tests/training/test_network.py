@@ -18,7 +18,7 @@ TOLERANCES = {"bfloat16": 0.1, "float32": 1e-3}
 @pytest.fixture(params=TOLERANCES, autouse=True)
 def tolerance(request, monkeypatch) -> float:
     """The tolerance on a CPU with bfloat16 units, and on one without."""
-    monkeypatch.setattr("training.network._BFLOAT16_ON_CPU", request.param == "bfloat16")
+    monkeypatch.setattr("training.network.BFLOAT16_ON_CPU", request.param == "bfloat16")
     return TOLERANCES[request.param]
 
 
@@ -97,7 +97,7 @@ def test_attention_in_blocks_and_its_gradients_are_those_of_the_fused_kernel(
     segments = torch.zeros(2, 40 + asked, dtype=torch.long)
     segments[0, 35:40] = -1
     segments[:, 40:] = torch.arange(asked) // 5 + 1
-    mask = network._mask(segments, 40)
+    mask = network.mask_of(segments, 40)
     parts = [torch.randn(2, heads, 40 + asked, WIDTH) for heads in (4, 2, 2, 4)]
     *inputs, grad = (part.to(mask.dtype).requires_grad_() for part in parts)
     computed, expected = (

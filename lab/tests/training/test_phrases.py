@@ -15,9 +15,9 @@ def names(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
 
 
-@pytest.mark.parametrize("name", phrases._LISTED_PHRASES)
+@pytest.mark.parametrize("name", phrases.LISTED_PHRASES)
 def test_further_sentences_have_the_placeholders_of_the_tasks_own(name):
-    own = phrases._LISTED_PHRASES[name]
+    own = phrases.LISTED_PHRASES[name]
     wanted = names(own[TRAIN][0])
     assert len(further_phrases(own)) >= 20
     for text in variants(*further_phrases(own)):

@@ -27,7 +27,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "he
 def _small(uncompiled):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(refine, "CYCLES", CYCLES)
-        patch.setattr(refine, "_LONG", LONG)
+        patch.setattr(refine, "LONG_ROWS", LONG)
         patch.setattr(settle, "CYCLES", CYCLES)
         yield
 

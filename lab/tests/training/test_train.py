@@ -55,14 +55,14 @@ def state(path: Path) -> dict:
 
 def stop_at(monkeypatch, step: int) -> None:
     """Interrupt a run in this step."""
-    original = Trainer._train
+    original = Trainer.train_step
 
     def interrupted(self: Trainer, stage: Stage, rate: float) -> None:
         original(self, stage, rate)
         if self.step == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "_train", interrupted)
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
 
 
 def tensors(state: dict) -> Iterator[tuple[str, torch.Tensor]]:
@@ -139,7 +139,7 @@ def test_processes_divide_the_rows_of_a_step(tmp_path, vocabulary, monkeypatch):
 
     monkeypatch.setattr(RowMaker, "batch", recorded)
     for rank, ranks in ((0, 1), (0, 2), (1, 2)):
-        Trainer(tmp_path, SEED, rank, ranks)._train(PLAN[0], PLAN[0].rate)
+        Trainer(tmp_path, SEED, rank, ranks).train_step(PLAN[0], PLAN[0].rate)
     everything, first, second = batches
     assert len(everything) == PLAN[0].rows
     assert first | second == everything

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvweave.state.active_requests import RequestGuard
 
 _LOG = logging.getLogger(__name__)
-_BATCH_CHUNKS: Final = 8
+BATCH_CHUNKS: Final = 8
 _TOGETHER_CHUNKS: Final = 64
 """Batch size for results that depend on which chunks are prepared together."""
 _BLOCK_TOKENS: Final = 256
@@ -51,7 +51,7 @@ _EMBEDDED_CHUNKS: Final = 16
 _EMBEDDING_STAGE: Final = "embedding"
 
 
-def _embedded_chunks() -> int:
+def embedded_chunks() -> int:
     """Return how many chunks are embedded at once; more where bfloat16 is fast, since large batches gain most there."""
     return MANY_WINDOWS if has_fast_matmul(torch.device("cpu"), torch.bfloat16) else _EMBEDDED_CHUNKS
 
@@ -199,7 +199,7 @@ class ChunkPreparer:
 
         Raises ModelNotFound, KnowledgeBaseMismatch, StoreError, and BackgroundStopped if the guard does.
         """
-        documents, written, most = self._state.documents, 0, _embedded_chunks()
+        documents, written, most = self._state.documents, 0, embedded_chunks()
         while batch := documents.without_vector(most):
             if guard is not None:
                 guard.yield_to_requests()
@@ -342,7 +342,7 @@ class ChunkPreparer:
 
 
 def _batch_chunks(step: PreparationStep) -> int:
-    return _TOGETHER_CHUNKS if step.across_chunks else _BATCH_CHUNKS
+    return _TOGETHER_CHUNKS if step.across_chunks else BATCH_CHUNKS
 
 
 def _cut(ctx: PrepareContext, step: PreparationStep, rows: Sequence[ListedChunk]) -> Iterator[_Batch]:

@@ -160,7 +160,7 @@ class Chunker:
         return TextSplitter.from_callback(self._size, room, min(self.overlap_tokens, room - 1), trim=False)
 
     def _extents(self, text: str, first: int, last: int, splitter: Any, head: str = "") -> Iterator[Extent]:
-        for block_start, block_end in _blocks(text, first, last):
+        for block_start, block_end in blocks(text, first, last):
             for offset, piece in splitter.chunk_indices(text[block_start:block_end]):
                 start = block_start + offset
                 yield from self._fitting(text, start, start + len(piece), head)
@@ -216,7 +216,7 @@ def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:
     return size
 
 
-def _blocks(text: str, start: int, last: int) -> Iterator[Extent]:
+def blocks(text: str, start: int, last: int) -> Iterator[Extent]:
     """Split a part of `text` into blocks of at most BLOCK_CHARS; a block ends after a paragraph, line or word if it can."""
     while last - start > BLOCK_CHARS:
         limit = start + BLOCK_CHARS

@@ -177,7 +177,7 @@ class IndexRun:
             for source in self._state.documents.sources_under(path)
             if source not in present
             and _outer_file(source) not in present  # an attachment stays or goes with its e-mail
-            and (_is_gone(source) or os.path.realpath(source) in reached)
+            and (is_gone(source) or os.path.realpath(source) in reached)
         )
 
     def _read_and_commit(
@@ -281,7 +281,7 @@ class IndexRun:
             )
 
 
-def _is_gone(source: str) -> bool:
+def is_gone(source: str) -> bool:
     """Return whether the file no longer exists; a file that cannot be accessed may still exist."""
     try:
         return not stat.S_ISREG(os.stat(source).st_mode)

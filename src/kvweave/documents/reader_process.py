@@ -43,7 +43,7 @@ class FileReader:
 
     def __init__(self, known_messages: frozenset[str] = frozenset()) -> None:
         self._known = known_messages
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path) -> ReadFile:
         """Read one file.
@@ -68,7 +68,7 @@ class FileReader:
 
     def close(self) -> None:
         """End the process. The next risky file starts another one."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is not None:
             process.kill()
             self._connection.close()
@@ -104,13 +104,13 @@ class FileReader:
 
     def _running(self) -> subprocess.Popen[bytes]:
         """Return the process; start it if none runs."""
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+        if self.process is not None and self.process.poll() is None:
+            return self.process
         self.close()
         paths = os.pathsep.join(os.path.abspath(each) for each in sys.path)
         self._connection, other = Pipe()
         with other:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "kvweave.documents.reader_process", str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -121,7 +121,7 @@ class FileReader:
             )
         with suppress(ConnectionError):
             self._connection.send(self._known)
-        return self._process
+        return self.process
 
 
 # The code that runs in the process

@@ -53,7 +53,7 @@ _FILLED_ROWS: Final = 2000
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
 _NAMES_PER_QUERY: Final = 1000
-_CACHE_BYTES: Final = {"index_cache_size_bytes": 256 * 2**20, "metadata_cache_size_bytes": 16 * 2**20}
+CACHE_BYTES: Final = {"index_cache_size_bytes": 256 * 2**20, "metadata_cache_size_bytes": 16 * 2**20}
 """Limits for all tables of the process. Each change of a document makes a new version of the table, and without limits LanceDB keeps
 what it has read of every version, up to 7 GB for each knowledge base."""
 _log = logging.getLogger(__name__)
@@ -91,22 +91,22 @@ class VectorIndex:
 
     def __init__(self, folder: Path, dimensions: int, rerank: Rerank | None = None) -> None:
         self._rerank = rerank
-        self._schema = _table_schema(dimensions)
+        self.schema = table_schema(dimensions)
         self._dimensions = dimensions
         try:
-            self._table = self._opened(folder)
+            self.table = self._opened(folder)
         except (RuntimeError, ValueError, OSError) as error:
             raise StoreError(
                 f"the index in {folder} cannot be opened ({_first_line(error)}); move it away"
             ) from error
-        stored = self._table.schema.field("vector").type.list_size
+        stored = self.table.schema.field("vector").type.list_size
         if stored != dimensions:
             raise KnowledgeBaseMismatch(
                 f"the index in {folder} holds vectors of length {stored}, this embedding model makes {dimensions}; "
                 "use the model it was made with, or another knowledge base"
             )
         try:
-            _prepare_words(self._table)
+            _prepare_words(self.table)
         except (RuntimeError, ValueError, OSError) as error:
             # The folder may be read-only. Searches then use the index that is there.
             _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
@@ -128,8 +128,8 @@ class VectorIndex:
         if vectors is None:
             _retried(self._allow_rows_without_vector)
         now = time.time()
-        rows = _arrow_table(chunks, vectors, now, self._schema)
-        _retried(partial(self._table.add, rows))
+        rows = arrow_table(chunks, vectors, now, self.schema)
+        _retried(partial(self.table.add, rows))
         # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
         # Only *older* rows: two processes that add one document must not delete each other's.
         self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
@@ -148,8 +148,8 @@ class VectorIndex:
             "digest": [digest for _, digest in rows],
             "vector": _vector_column(vectors),
         }
-        table = pa.table(columns, schema=pa.schema([self._schema.field(name) for name in columns]))
-        merge = self._table.merge_insert(["row_id", "digest"]).when_matched_update_all()
+        table = pa.table(columns, schema=pa.schema([self.schema.field(name) for name in columns]))
+        merge = self.table.merge_insert(["row_id", "digest"]).when_matched_update_all()
         _retried(partial(merge.execute, table))
 
     @_as_store_errors()
@@ -165,16 +165,16 @@ class VectorIndex:
             visible: the versions whose rows count (`DocumentTable.visible_versions`).
         """
         if k > _MOST_UNCOUNTED:
-            k = min(k, self._table.count_rows())
+            k = min(k, self.table.count_rows())
         if self._rerank is None:
-            return hybrid_search(self._table, question, vector, k, visible)
-        found = hybrid_search(self._table, question, vector, max(RERANKED, 2 * k), visible)
+            return hybrid_search(self.table, question, vector, k, visible)
+        found = hybrid_search(self.table, question, vector, max(RERANKED, 2 * k), visible)
         return reranked(found, question, self._rerank)[:k]
 
     @_as_store_errors()
     def nearest(self, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]) -> list[str]:
         """Return the texts of the k chunks nearest to a vector (dimensions,), nearest first, each text once."""
-        return nearest_texts(self._table, vector, k, visible)
+        return nearest_texts(self.table, vector, k, visible)
 
     @_as_store_errors()
     def texts(self, row_ids: Sequence[str]) -> dict[str, str]:
@@ -184,21 +184,21 @@ class VectorIndex:
     @_as_store_errors()
     def passages(self, version: str) -> list[tuple[int, str]]:
         """Return offset and text, without a repeated head, of each chunk of a document version, in reading order."""
-        found = self._table.search().where(in_list("version", [version])).select(["start", "end", "text"])
+        found = self.table.search().where(in_list("version", [version])).select(["start", "end", "text"])
         rows = {(row["start"], row["end"], row["text"]) for row in found.to_list()}
         return [(start, text[len(text) - (end - start) :]) for start, end, text in sorted(rows)]
 
     @_as_store_errors()
     def rows_by_version(self) -> dict[str, int]:
         """Return the number of different row ids of each version. If it is less than the list says, rows were lost."""
-        return _counted(self._table.search())
+        return _counted(self.table.search())
 
     @_as_store_errors()
     def rows_of(self, versions: Collection[str]) -> dict[str, int]:
         """Return the numbers of `rows_by_version` for these versions."""
         counts: dict[str, int] = {}
         for names in _batches(sorted(versions)):
-            counts.update(_counted(self._table.search().where(in_list("version", names))))
+            counts.update(_counted(self.table.search().where(in_list("version", names))))
         return counts
 
     @_as_store_errors()
@@ -221,13 +221,13 @@ class VectorIndex:
             grace_s: rows and files younger than this, in seconds, are kept: other processes may need them.
         """
         before = time.time() - grace_s
-        old = self._table.search().where(f"written_s <= {before!r}").select(["version"])
+        old = self.table.search().where(f"written_s <= {before!r}").select(["version"])
         versions = set(old.to_arrow()["version"].to_pylist())
         deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
-        _fill_words(self._table)
+        _fill_words(self.table)
         unused = timedelta(seconds=max(grace_s, 0.001))
         try:
-            _retried(lambda: self._table.optimize(cleanup_older_than=unused))
+            _retried(lambda: self.table.optimize(cleanup_older_than=unused))
         except RuntimeError as error:
             _log.info("index not compacted this time: %s", _first_line(error))
         return deleted
@@ -235,38 +235,38 @@ class VectorIndex:
     def _rows(self, row_ids: Sequence[str], condition: str = "") -> Iterator[dict[str, str]]:
         """Yield row id, digest and text of the rows with these ids that meet a condition."""
         for names in _batches(row_ids):
-            rows = self._table.search().where(in_list("row_id", names) + condition)
+            rows = self.table.search().where(in_list("row_id", names) + condition)
             yield from rows.select(["row_id", "digest", "text"]).to_list()
 
     def _delete_rows(self, versions: Collection[str], condition: str) -> int:
         """Delete the rows of some versions that meet a condition; return their number."""
         deleted = 0
         for names in _batches(sorted(versions)):
-            delete = partial(self._table.delete, f"{condition} AND {in_list('version', names)}")
+            delete = partial(self.table.delete, f"{condition} AND {in_list('version', names)}")
             deleted += int(_retried(delete).num_deleted_rows)
         return deleted
 
     def _opened(self, folder: Path) -> Any:
         # Interval zero: each call sees what other processes have committed.
-        connection = lancedb.connect(folder, read_consistency_interval=timedelta(0), session=_session())
+        connection = lancedb.connect(folder, read_consistency_interval=timedelta(0), session=lance_session())
 
         def table() -> Any:
             if TABLE in connection.list_tables().tables:
                 return connection.open_table(TABLE)
-            return connection.create_table(TABLE, schema=self._schema, exist_ok=True)
+            return connection.create_table(TABLE, schema=self.schema, exist_ok=True)
 
         return _retried(table)
 
     def _allow_rows_without_vector(self) -> None:
         """Make the column nullable in a table that an earlier version of kvweave has created."""
-        if not self._table.schema.field("vector").nullable:
-            self._table.alter_columns({"path": "vector", "nullable": True})
+        if not self.table.schema.field("vector").nullable:
+            self.table.alter_columns({"path": "vector", "nullable": True})
 
 
 @cache
-def _session() -> Any:
+def lance_session() -> Any:
     """Return the session of the process; all tables share its caches."""
-    return lancedb.Session(**_CACHE_BYTES)
+    return lancedb.Session(**CACHE_BYTES)
 
 
 def _retried(action: Callable[[], T]) -> T:
@@ -301,7 +301,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _table_schema(dimensions: int) -> pa.Schema:
+def table_schema(dimensions: int) -> pa.Schema:
+    """Return the columns of the table of chunks."""
     return pa.schema(
         [
             pa.field("row_id", pa.string(), nullable=False),
@@ -319,9 +320,10 @@ def _table_schema(dimensions: int) -> pa.Schema:
     )
 
 
-def _arrow_table(
+def arrow_table(
     chunks: Sequence[Chunk], vectors: npt.NDArray[np.float32] | None, written_s: float, schema: pa.Schema
 ) -> pa.Table:
+    """Return the rows of these chunks; without `vectors`, their vectors are null."""
     versions = [document_version(chunk.document, chunk.document_digest) for chunk in chunks]
     counters = defaultdict[str, Iterator[int]](count)
     positions = [next(counters[version]) for version in versions]
@@ -359,7 +361,7 @@ def _prepare_words(table: Any) -> None:
         rows = table.count_rows()
         if rows:
             _log.warning("indexing the words of %d chunks; this is done once", rows)
-        _retried(partial(_add_word_column, table))
+        _retried(partial(add_word_column, table))
         _fill_words(table)
         _retried(partial(_create_word_index, table))
     if _other_indexes(table):
@@ -382,7 +384,8 @@ def _other_indexes(table: Any) -> list[str]:
     return [index.name for index in table.list_indices() if index.columns != [COLUMN]]
 
 
-def _add_word_column(table: Any) -> None:
+def add_word_column(table: Any) -> None:
+    """Add the column of words to a table of an earlier version."""
     if COLUMN not in table.schema.names:
         table.add_columns(_WORDS_FIELD)
 

@@ -80,7 +80,7 @@ class Runner:
     def __init__(
         self, adapter: Adapter, log: OutcomeLog, judge: Judge | None = None, batch: int = BATCH
     ) -> None:
-        self._adapter = adapter
+        self.adapter = adapter
         self._batch = batch
         self._log = log
         self._judge = judge or ContainedFacts()
@@ -121,10 +121,10 @@ class Runner:
                 yield outcome(candidate, answer)
 
     def _truth(self, sample: Sample) -> _Truth:
-        prompt = render(self._adapter, sample)
+        prompt = render(self.adapter, sample)
         spans = [span for span in prompt.spans if span.kind == "chunk"]
         bounds = (spans[0].start, spans[-1].end) if spans else (0, 0)
-        votes = voting_layers(self._adapter.geometry, bounds[0], prompt.user_rows[1] - 1)
+        votes = voting_layers(self.adapter.geometry, bounds[0], prompt.user_rows[1] - 1)
         probe = AttentionProbe(
             torch.arange(*prompt.user_rows),
             columns=bounds,
@@ -143,18 +143,19 @@ class Runner:
         results, seconds = [], []
         for candidate in candidates:
             began = time.monotonic()
-            results.append(self._prefill(candidate, sample, prompt))
+            results.append(self.prefill(candidate, sample, prompt))
             seconds.append(time.monotonic() - began)
         starts = [(result.kv_cache, prompt.token_ids, result.logits) for result in results]
-        replies = generate_together(self._adapter, starts, sample.max_new_tokens)
+        replies = generate_together(self.adapter, starts, sample.max_new_tokens)
         return [
             _Answer(result, reply.text.strip(), reply.tokens, prefill_s + reply.seconds)
             for result, reply, prefill_s in zip(results, replies, seconds, strict=True)
         ]
 
-    def _prefill(self, candidate: Candidate, sample: Sample, prompt: TokenizedPrompt) -> PrefillResult:
+    def prefill(self, candidate: Candidate, sample: Sample, prompt: TokenizedPrompt) -> PrefillResult:
+        """Prefill a prompt under one recipe, from the store that the recipe shares."""
         recipe, store = candidate.recipe, self._store_for(candidate.recipe, sample, prompt)
-        return run(recipe, self._adapter, store, prompt, ratio=candidate.ratio, coverage=candidate.coverage)
+        return run(recipe, self.adapter, store, prompt, ratio=candidate.ratio, coverage=candidate.coverage)
 
     def _store_for(self, recipe: Recipe, sample: Sample, prompt: TokenizedPrompt) -> MemoryStore:
         """Return a store with the system prefix and what the recipe prepares and extracts of this prompt.
@@ -170,7 +171,7 @@ class Runner:
             if prepare == recipe.prepare and not extracted:
                 base = store  # the same KV, without the features
         store = MemoryStore(base or self._others.store(sample, prompt, recipe))
-        prepare_sample(self._adapter, store, sample, prompt, recipe)
+        prepare_sample(self.adapter, store, sample, prompt, recipe)
         self._prepared.append((recipe.prepare, extractors, store))
         return store
 

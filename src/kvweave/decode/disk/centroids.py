@@ -46,14 +46,14 @@ class Centroids:
     def __init__(self, layers: int, heads: int, width: int, file: PageFile) -> None:
         self._heads, self._width = heads, width
         self._file = file
-        self._layers = [_LayerCentroids() for _ in range(layers)]
+        self.layers = [_LayerCentroids() for _ in range(layers)]
         self._end_page = 0
 
     @property
     def resident_bytes(self) -> int:
         """Memory in use, and memory reserved for changed rows and for the largest layer."""
         reserved_rows = (_UNWRITTEN_COLUMNS + 1) * self._heads
-        rows = sum(max(len(own.changed), reserved_rows) for own in self._layers)
+        rows = sum(max(len(own.changed), reserved_rows) for own in self.layers)
         return rows * self._width * 4 + max(self._loaded_bytes, self._largest_bytes)
 
     def growth_bytes(self, layer: int, clusters: int, rows: int) -> int:
@@ -61,7 +61,7 @@ class Centroids:
 
         Memory that is too small is released only after the copy.
         """
-        own = self._layers[layer]
+        own = self.layers[layer]
         spare_rows = max(0, (_UNWRITTEN_COLUMNS + 1) * self._heads - len(own.changed))
         changed = max(0, rows - spare_rows) * self._width * 4
         columns = own.columns + clusters
@@ -78,7 +78,7 @@ class Centroids:
 
     def prefetch(self, layer: int) -> None:
         """Start reading a layer's centroids without waiting, unless they are loaded or being read."""
-        own = self._layers[layer]
+        own = self.layers[layer]
         if own.memory is not None:
             return
         capacity, length = self._capacity(own.columns)
@@ -94,7 +94,7 @@ class Centroids:
 
         Raises StoreError if they cannot be read or do not match their checksum.
         """
-        own = self._layers[layer]
+        own = self.layers[layer]
         self.prefetch(layer)
         assert own.memory is not None
         if not own.ready:
@@ -111,12 +111,12 @@ class Centroids:
     def make_room(self, layer: int, clusters: int) -> None:
         """Load a layer with memory for `clusters` more clusters, so that its centroids are not copied for each few."""
         self.get(layer)
-        self._widen(self._layers[layer], self._layers[layer].columns + clusters)
+        self._widen(self.layers[layer], self.layers[layer].columns + clusters)
 
     def put(self, layer: int, head: int, cluster: int, row: Tensor) -> None:
         """Set the centroid (D,) of an old or new cluster."""
         self.get(layer)
-        own = self._layers[layer]
+        own = self.layers[layer]
         if cluster >= own.columns:
             self._widen(own, cluster + 1)
             own.columns = cluster + 1
@@ -126,7 +126,7 @@ class Centroids:
 
     def release(self, layer: int, *, write: bool = False) -> None:
         """Release a layer's memory, writing changed rows if there are many; `write` writes them in any case."""
-        own = self._layers[layer]
+        own = self.layers[layer]
         if write and own.changed:
             self.prefetch(layer)
         if own.memory is None:
@@ -139,11 +139,11 @@ class Centroids:
 
     def state(self) -> list[list[int]]:
         """Return each layer's place on disk, for `restore`; all rows must be written."""
-        return [[own.columns, own.first_page, own.pages, own.checksum] for own in self._layers]
+        return [[own.columns, own.first_page, own.pages, own.checksum] for own in self.layers]
 
     def restore(self, state: list[list[int]]) -> None:
         """Restore what `state` returned, with the same file."""
-        for own, (columns, first_page, pages, checksum) in zip(self._layers, state, strict=True):
+        for own, (columns, first_page, pages, checksum) in zip(self.layers, state, strict=True):
             own.columns = own.written = columns
             own.checksum = checksum
             own.first_page, own.pages = first_page, pages
@@ -160,12 +160,12 @@ class Centroids:
     @property
     def _loaded_bytes(self) -> int:
         """Memory of the layers that are loaded."""
-        return sum(len(own.buffer.view) for own in self._layers if own.buffer is not None)
+        return sum(len(own.buffer.view) for own in self.layers if own.buffer is not None)
 
     @property
     def _largest_bytes(self) -> int:
         """Memory that the largest layer takes when it is loaded."""
-        return self._capacity(max((own.columns for own in self._layers), default=0))[1]
+        return self._capacity(max((own.columns for own in self.layers), default=0))[1]
 
     def _capacity(self, columns: int) -> tuple[int, int]:
         """Return the columns to allocate for `columns`, spare ones included, and their bytes."""

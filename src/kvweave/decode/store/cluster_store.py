@@ -46,7 +46,7 @@ class ClusterStore:
         self.tables = pages.tables
         self._frames = page_cache.frames
         self._counts = counts
-        self._tails = tails
+        self.tails = tails
         self._reads = ClusterReads(pages, page_cache, tails, counts)
 
     # Create and grow clusters
@@ -98,7 +98,7 @@ class ClusterStore:
         if cached:
             self.page_cache.set_unwritten(key, not full)
         elif full:
-            self._frames.free([self._tails.pop(key)])
+            self._frames.free([self.tails.pop(key)])
         if self.device is not None:
             self.device.invalidate(key)
 
@@ -126,7 +126,7 @@ class ClusterStore:
     def in_memory(self, layer: int, head: int, cluster: int) -> bool:
         """Return whether all of a cluster is in frames, or being read into them."""
         key = (layer, head, cluster)
-        return key in self.page_cache or self.pages.page_count(key) == int(key in self._tails)
+        return key in self.page_cache or self.pages.page_count(key) == int(key in self.tails)
 
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
         """Return a copy of the entries (n, E) of a cluster in frames."""
@@ -146,7 +146,7 @@ class ClusterStore:
 
     def capacity_pages(self) -> int:
         """Return how many pages can be attended to at once."""
-        room = self._frames.free_count + self.page_cache.evictable_frames() + len(self._tails)
+        room = self._frames.free_count + self.page_cache.evictable_frames() + len(self.tails)
         return room if self.device is None else min(room, self.device.page_cache.frames.count)
 
     def count_hits(self, keys: ClusterKeys) -> tuple[int, int]:
@@ -209,8 +209,8 @@ class ClusterStore:
 
     def flush(self) -> None:
         """Write all half-filled pages, which stay in memory, and sync the file to disk."""
-        tails, cached = self._tails.keys(), self.page_cache.unwritten_keys()
-        frames = [self._tails.frame_of(key) for key in tails]
+        tails, cached = self.tails.keys(), self.page_cache.unwritten_keys()
+        frames = [self.tails.frame_of(key) for key in tails]
         frames += [self.page_cache.frames_of(key)[-1] for key in cached]
         self.pages.write_last([*tails, *cached], self._frames, frames)
         self._counts.partial_pages += len(frames)
@@ -219,7 +219,7 @@ class ClusterStore:
     def resident_state(self) -> dict[str, object]:
         """Return what is in memory as JSON values, for `restore_resident`; waits for reads in flight."""
         self._reads.wait_for_all()
-        return {"clusters": self.page_cache.state(), "tails": self._tails.keys()}
+        return {"clusters": self.page_cache.state(), "tails": self.tails.keys()}
 
     def restore_resident(self, state: dict[str, object]) -> None:
         """Read back what was in memory, as much as fits; all of it is on disk too. Raises StoreError."""
@@ -229,7 +229,7 @@ class ClusterStore:
             (frame,) = self.page_cache.allocate(1)
             key = (layer, head, cluster)
             self.pages.read_page(key, self._frames, self.pages.page_count(key) - 1, frame)
-            self._tails.add(key, frame)
+            self.tails.add(key, frame)
         cached = [(tuple(key), facts) for key, facts in state["clusters"]]  # type: ignore[attr-defined]
         keys = [key for key, _ in cached]
         fitting = self._fitting(keys, self._frames.free_count)
@@ -307,15 +307,15 @@ class ClusterStore:
         elif key in self.page_cache:
             self._reads.wait([key])
             frame = self.page_cache.frames_of(key)[-1]
-        elif key in self._tails:
-            frame = self._tails.pop(key)  # added again below, as the latest
+        elif key in self.tails:
+            frame = self.tails.pop(key)  # added again below, as the latest
         else:
             (frame,) = self.page_cache.allocate(1)
             self.pages.read_page(key, self._frames, page, frame)
         if key in self.page_cache:
             self.page_cache.record_update(key, frame if new else None)
         else:
-            self._tails.add(key, frame)
+            self.tails.add(key, frame)
         return frame
 
     def _discard(self, key: ClusterKey) -> None:
@@ -325,8 +325,8 @@ class ClusterStore:
             self._frames.free(self.page_cache.remove(key))
         if self.device is not None:
             self.device.invalidate(key)
-        if key in self._tails:
-            self._frames.free([self._tails.pop(key)])
+        if key in self.tails:
+            self._frames.free([self.tails.pop(key)])
 
 
 def _wrapped(word: int) -> int:

@@ -67,7 +67,7 @@ class Text:
         return self.keys.shape[1]
 
     def begin(self, count: int, rows: int = 4) -> None:
-        keys, values = self._entries(count)
+        keys, values = self.entries(count)
         queries = torch.randn(self._heads * GROUP, rows, WIDTH, generator=self._random)
         for layer in range(self.layers):
             self.cache.fill(layer, keys, values, queries, None)
@@ -75,7 +75,7 @@ class Text:
     def step(self, rows: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one pass; return its query and the output of the last layer, (1, H, T, D) each."""
         start = self.length
-        keys, values = self._entries(rows)
+        keys, values = self.entries(rows)
         query = torch.randn(1, self._heads * GROUP, rows, WIDTH, generator=self._random)
         if self._steady is not None:  # queries change little from row to row
             query = self._steady + 0.1 * query
@@ -94,7 +94,7 @@ class Text:
         late = torch.arange(self.length) > torch.arange(self.length - rows, self.length)[:, None]
         return (logits.masked_fill(late, float("-inf")).softmax(-1) @ values)[None]
 
-    def _entries(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def entries(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._centres += torch.randn(self._centres.shape, generator=self._random) * 0.1 * count**0.5
         groups = torch.randint(0, 5, (count,), generator=self._random)
         keys = self._centres[groups].transpose(0, 1) + torch.randn(
@@ -116,7 +116,7 @@ def stored(cache: OffloadedCache, layer: int = 0) -> list[Counter]:
         marks = Counter()
         for _, values, _ in recent.segments():
             marks.update(values[head, :, 0].int().tolist())
-        buffered = retriever.buffer._entries[head, : retriever.buffer.count[head]]
+        buffered = retriever.buffer.entries[head, : retriever.buffer.count[head]]
         marks.update(store.entry_format.decode(buffered)[1][:, 0].int().tolist())
         for cluster in range(int(retriever.table.count[head])):
             marks.update(members(cache, layer, head, cluster)[1][:, 0].int().tolist())

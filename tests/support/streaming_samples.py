@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_remote_tier import FakeRemoteTier
-from store_samples import ISOLATED, MODEL, chunk, put, quantised_chunk
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange
@@ -16,6 +14,8 @@ from kvweave.kvstore.keys import quantised
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.types import ChunkKV, KVProvenance
+from support.fake_remote_tier import FakeRemoteTier
+from support.store_samples import ISOLATED, MODEL, chunk, put, quantised_chunk
 
 WITHIN_S = 60.0
 LAYERS, TOKENS = 12, 10_000  # 320 kB for each layer

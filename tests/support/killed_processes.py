@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from processes import child_processes
+from support.processes import child_processes
 
 PATIENCE_S = 500.0
 """How long loading may take on a busy machine."""

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from pools import pattern
-
 from kvweave_lab.eval.samples import Sample
 from kvweave_lab.eval.tasks import chains, coref, needles, order, word_counts
 from kvweave_lab.eval.world import Phrases
+from lab_support.pools import pattern
 
 Solver = Callable[[Sample, str], tuple[str, ...]]
 

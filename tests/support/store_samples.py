@@ -122,6 +122,11 @@ def statements(database: Database) -> Iterator[list[str]]:
     connection.set_trace_callback(None)
 
 
+def key_of(store: ChunkStore, tokens: str, provenance: KVProvenance) -> EntryKey:
+    """Return the key under which a store has the KV of these tokens, named by their digest."""
+    return EntryKey(store.namespace, MODEL.digest, tokens, provenance)
+
+
 def entry_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("??/*.safetensors"))
 

@@ -1,0 +1,22 @@
+"""How many processes run the tests, and the one process from which all of them fork their programs."""
+
+import pytest
+
+from kvweave.machine import cpu_limits
+from support.processes import start_server, use_server
+
+
+@pytest.hookimpl(optionalhook=True)  # as the next one: a hook of pytest-xdist, and tests run without it too
+def pytest_xdist_auto_num_workers():
+    """One process more than cores: tests of servers, browsers and killed processes wait for much of their time."""
+    return min(4, cpu_limits().threads + 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["server"] = start_server()
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        use_server(config.workerinput["server"])
