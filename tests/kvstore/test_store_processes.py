@@ -12,7 +12,7 @@ from support.killed_processes import Acknowledge, victims
 from support.processes import child_processes
 from support.store_samples import chunk, entry_files, get, listed, put, same, write_range
 
-KILLS = 50
+KILLS = 25
 
 
 def nothing() -> None:
@@ -81,7 +81,7 @@ def _open(folder: str) -> None:
 
 def test_many_processes_may_create_the_same_store_at_once(tmp_path: Path) -> None:
     context = child_processes()
-    children = [context.Process(target=_open, args=(str(tmp_path / "store"),)) for _ in range(6)]
+    children = [context.Process(target=_open, args=(str(tmp_path / "store"),)) for _ in range(4)]
     for child in children:
         child.start()
     for child in children:
