@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvweave.decode.offloaded_cache import OffloadedCache
 from support.synthetic import HEADS, Text, geometry, members, settings, stored, watched_attention
 
-LAYERS, TIGHT = 2, 40_000
+LAYERS, TIGHT = 2, 60_000
 """Several layers, so that clusters of one are prefetched while another attends; bytes that hold only part of most texts."""
 
 
