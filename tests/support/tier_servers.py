@@ -28,10 +28,16 @@ SHARED = ("redis", "s3", "folder")
 
 
 class Server:
-    """A server process that can be killed and started again on the same port."""
+    """A server process that can be killed and started again on the same port.
 
-    def __init__(self, command: list[str], port: int, log: Path) -> None:
+    `ping` is a request, and the reply of a server that is ready; without it one that accepts connections is.
+    """
+
+    def __init__(
+        self, command: list[str], port: int, log: Path, ping: tuple[bytes, bytes] | None = None
+    ) -> None:
         self.port = port
+        self._ping = ping
         self._command = command
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -41,13 +47,21 @@ class Server:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_WITHIN_S
         while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            if self._is_ready():
                 return
-            except OSError:
-                assert self._process.poll() is None, self._log.read_text()
-                assert time.monotonic() < deadline, f"no answer: {self._log.read_text()}"
-                time.sleep(0.02)
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, f"no answer: {self._log.read_text()}"
+            time.sleep(0.02)
+
+    def _is_ready(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                if self._ping is None:
+                    return True
+                connection.sendall(self._ping[0])
+                return connection.recv(100).startswith(self._ping[1])
+        except OSError:
+            return False
 
     def kill(self) -> None:
         if self._process is not None:
@@ -73,7 +87,9 @@ def redis_server(folder: Path) -> Iterator[Server]:
     folder.mkdir(exist_ok=True)
     port = free_port()
     words = ("--port", port, "--bind", "127.0.0.1", "--dir", folder, "--appendonly", "yes", "--save", "")
-    server = Server([program, *map(str, words), "--appendfsync", "always"], port, folder / "log")
+    server = Server(
+        [program, *map(str, words), "--appendfsync", "always"], port, folder / "log", (b"PING\r\n", b"+PONG")
+    )
     server.start()
     try:
         yield server
