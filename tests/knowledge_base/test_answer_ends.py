@@ -1,9 +1,7 @@
 """Where answers end, through a conversation and a knowledge base: at a base model's line, with thoughts kept apart."""
 
 import pytest
-import test_conversation
 import torch
-from test_conversation import WHOLE, follows
 
 import kvweave
 from kvweave.answering import generation
@@ -12,8 +10,9 @@ from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import Request
 from kvweave.models.prompt import PromptTemplate
 from kvweave.testing import end_only_at, tiny_adapter, tiny_tokenizer
-from support import tiny_kb
+from support import tiny_conversations, tiny_kb
 from support.spelled import ENDINGS, Spelled, new_place
+from support.tiny_conversations import WHOLE, follows
 
 COUNT = 12
 
@@ -32,7 +31,7 @@ def test_a_conversation_continues_behind_the_answers_end(tmp_path, texts, kept):
     place = new_place(true)
     spelled = {true[place + at]: text for at, text in texts.items()}
     adapter.tokenizer = Spelled(spelled)
-    with test_conversation.opened(adapter, tmp_path / "talk", WHOLE, COUNT) as talk:
+    with tiny_conversations.opened(adapter, tmp_path / "talk", WHOLE, COUNT) as talk:
         list(talk.send("Who?", (), Decoded()))
         assert talk.token_ids == [*asked, *true[: place + kept]]
         assert talk._held.get_seq_length() == len(talk.token_ids)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from decode.synthetic import HEADS, Text, geometry, settings
 
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.offloaded_cache import OffloadedCache
@@ -14,6 +13,7 @@ from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.strategies.ablations import lfu_scores, lru_scores
 from kvweave_lab.strategies.clustered import StaticClusters
 from kvweave_lab.strategies.packed import PackedRegions
+from support.synthetic import HEADS, Text, geometry, settings
 
 WIDE = settings(
     kv_budget=24, resident_bytes=26_000, sinks=2, window=4, clusters={"spread": 0.8, "buffer_entries": 6}

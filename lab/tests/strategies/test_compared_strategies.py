@@ -4,10 +4,10 @@ import os
 
 import pytest
 import torch
-from decode.synthetic import HEADS, Text, geometry, settings
 
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import StoreError
+from support.synthetic import HEADS, Text, geometry, settings
 
 
 @pytest.mark.parametrize("strategy", ["entries", "static", "local"])

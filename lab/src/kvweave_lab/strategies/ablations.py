@@ -41,7 +41,7 @@ class ResidentCentroids(Centroids):
 
     def release(self, layer: int, *, write: bool = False) -> None:
         """Write changed rows as without this, and keep the memory."""
-        own = self._layers[layer]
+        own = self.layers[layer]
         memory, buffer = own.memory, own.buffer
         super().release(layer, write=write)
         if memory is not None:
