@@ -13,6 +13,7 @@ from kvweave.kvstore.format import check_entry, open_entry, verify_content
 from kvweave.types import ChunkKV
 
 ARCHIVE = Path(__file__).parent / "knowledge_base.tar.xz"
+PREPARED = Path(__file__).parent / "prepared_knowledge_base.tar.xz"
 
 
 @pytest.mark.parametrize("name", pinned.PINNED)
@@ -90,3 +91,50 @@ def test_a_document_of_an_earlier_version_is_removed_with_everything_derived_fro
         assert base.remove_all() == ["/notes/passwords.md"]
         assert base.documents() == []
         assert base.store.used_bytes == 0
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A home folder of 29 November 2026: two documents prepared for the default recipe, three answers, a conversation."""
+    with tarfile.open(PREPARED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "home"
+
+
+def test_a_prepared_knowledge_base_opens_with_nothing_to_compute_again(prepared):
+    with kvweave.open("default", home=prepared) as base:
+        assert [Path(document.source).name for document in base.documents()] == ["ferry.txt", "passwords.md"]
+        assert base.missing_kv() == 0
+        assert base.lost_documents() == []
+        assert base.store.verify().sound
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("What is the password of Glorric?", "walnut"),
+        ("what is the password of fribble", "walnut"),
+        ("When does the ferry leave?", "ferry"),
+    ],
+)
+def test_its_answers_are_valid(prepared, question, text):
+    with kvweave.open("default", home=prepared) as base:
+        answer = base.ask(question)
+        assert answer.text == text
+        assert answer.plan.cache_hit is not None
+
+
+def test_its_chunk_kv_answers_a_new_question(prepared):
+    with kvweave.open("default", home=prepared) as base:
+        answer = base.ask("What is the password of Sendbel?")
+        assert answer.text == "lantern"
+        assert answer.plan.cache_hit is None
+        assert answer.plan.reused_share > 0.8
+
+
+def test_its_conversation_goes_on(prepared):
+    with kvweave.open("default", home=prepared) as base, base.conversation() as talk:
+        before = len(talk.token_ids)
+        assert before > 0
+        assert "lantern" in "".join(base.send(talk, "What is the password of Sendbel?"))
+        assert len(talk.token_ids) > before

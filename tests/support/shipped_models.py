@@ -50,11 +50,11 @@ def models_loaded_once():
     class Encoder:
         describes = load_encoder.describes
 
-        def __new__(cls, folder):
+        def __new__(cls, folder, weights):
             if embedding.WHEEL not in str(folder):
-                return load_encoder(folder)
+                return load_encoder(folder, weights)
             if not encoders:
-                encoders[folder] = TextsEncodedOnce(load_encoder(folder))
+                encoders[folder] = TextsEncodedOnce(load_encoder(folder, weights))
             return encoders[folder]
 
     with pytest.MonkeyPatch.context() as patch:
