@@ -6,8 +6,9 @@ the documents makes it start over.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
@@ -16,7 +17,6 @@ from kvweave.answering.kb_question import tokenized_prompt_for
 from kvweave.answering.settings import Settings
 from kvweave.background.budget_trials import BudgetTrials, Reply, counted_rows
 from kvweave.background.precompute import prepare_context
-from kvweave.background.step import Step
 from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.files import try_lock
@@ -47,6 +47,23 @@ _BATCH_CHUNKS: Final = 64
 _FULL: Final = "full"
 
 Origin: TypeAlias = Literal["asked", "predicted", "given"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of calibration work.
+
+    Attributes:
+        stage: the kind of work, of which `done` of `total` units are done.
+        about: what the unit is about, for the progress line.
+        do: does it.
+    """
+
+    stage: str
+    about: str
+    done: int
+    total: int
+    do: Callable[[], None]
 
 
 class Calibrator:

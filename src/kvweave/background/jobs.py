@@ -16,13 +16,12 @@ from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
-from kvweave.background.calibration import Calibrator
+from kvweave.background.calibration import Calibrator, Step
 from kvweave.background.paraphrases import Paraphraser
 from kvweave.background.planning import PrecomputeExtent, PredictFromHistory, Summarise, precompute_extent
 from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import can_paraphrase
-from kvweave.background.step import Step
 from kvweave.database import FactTable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.options import AskOptions
