@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from kvweave.decode.clusters.adaptive import AdaptiveClusters
 from kvweave.decode.shared_state import Strategy
 from kvweave.errors import InvalidRequest
-from kvweave.plugins import plugins
+from kvweave.plugins import more_in_lab, plugins
 
 _OWN: Mapping[str, Strategy] = {"dynakv": Strategy(AdaptiveClusters)}
 
@@ -16,8 +16,7 @@ def strategy_named(name: str) -> Strategy:
         return _OWN[name]
     others = plugins("kvweave.strategies")
     if name not in others:
-        raise InvalidRequest(
-            f"there is no decoding strategy {name!r}; choose one of {', '.join((*_OWN, *sorted(others)))}"
-        )
+        more, known = more_in_lab("kvweave.strategies"), ", ".join((*_OWN, *sorted(others)))
+        raise InvalidRequest(f"there is no decoding strategy {name!r}; choose one of {known}{more}")
     strategy: Strategy = others[name].load()
     return strategy
