@@ -54,7 +54,7 @@ def held(cache: OffloadedCache) -> int:
     """Return the memory in use now, also where the cache has not measured it yet."""
     layers = sum(layer.recent.resident_bytes + layer.retriever.resident_bytes for layer in cache.layers)
     shared, limit = cache.shared, cache.limit
-    buffers = shared.store.pages.buffer_bytes + limit._workspace_bytes
+    buffers = shared.store.pages.buffer_bytes + limit.workspace_bytes
     return layers + shared.centroids.resident_bytes + buffers + shared.store.page_cache.frames.touched_bytes
 
 

@@ -220,6 +220,7 @@ def test_threads_get_equal_vectors_and_leave_loggers_unchanged(
         load(self, folder, weights)
 
     monkeypatch.setattr(MeanPooling, "__init__", slow)
+    monkeypatch.setattr("kvweave.embedding.MeanPooling", MeanPooling)  # not the one that the process shares
     before, filters = logger.level, list(warnings.filters)
     encoders = [TextEncoder(), TextEncoder(), TextEncoder()]
     texts = ["short", "word " * 700, "a sentence of middle length about rivers"]

@@ -34,7 +34,7 @@ def test_a_conversation_continues_behind_the_answers_end(tmp_path, texts, kept):
     with tiny_conversations.opened(adapter, tmp_path / "talk", WHOLE, COUNT) as talk:
         list(talk.send("Who?", (), Decoded()))
         assert talk.token_ids == [*asked, *true[: place + kept]]
-        assert talk._held.get_seq_length() == len(talk.token_ids)
+        assert talk.held.get_seq_length() == len(talk.token_ids)
         list(talk.send("And?", (), Decoded()))
         assert talk.last_reply.tokens > 0
         follows(adapter, talk.token_ids, talk.last_reply.tokens)

@@ -63,7 +63,7 @@ def test_every_part_of_a_report_is_on_the_page(parts, report):
         in text
     )
     assert f"| difference, paired | {_text(report.auxiliary.kl_difference)} | " in text
-    assert f"Full attention scores {_text(report.answers.full_score)}, " in text
+    assert f"Full attention scores {_text(report.answers.full_score)}; " in text
     by_task = {task.task: values(task.curves[0]) for task in first.layers[1:]}
     best = {task: 1 + curve.index(max(curve)) for task, curve in by_task.items()}
     one, other = best["single"], best["twohop"]

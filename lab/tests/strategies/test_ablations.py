@@ -124,7 +124,7 @@ def test_neighbours_take_fewer_reads_than_clusters_in_the_order_made():
         with cache:
             text = Text(cache, seed=5)
             directions = torch.randn(3, HEADS * 2, 1, 8, generator=torch.Generator().manual_seed(9)) * 3
-            keys, values = text._entries(500)
+            keys, values = text.entries(500)
             rows = directions[torch.arange(24) % 3, :, 0].transpose(0, 1)
             cache.fill(0, keys, values, rows, None)
             retriever = cache.layers[0].retriever

@@ -86,8 +86,8 @@ def test_zeros_in_place_of_single_entries_are_detected(tmp_path):
         text.begin(400)
         file = cache.shared.store.pages.file
         length = file.length_bytes
-        os.ftruncate(file._descriptor, 0)
-        os.ftruncate(file._descriptor, length)
+        os.ftruncate(file.descriptor, 0)
+        os.ftruncate(file.descriptor, length)
         with pytest.raises(
             StoreError, match=r"page \d+ of layer 0, head \d was read and is not what was written"
         ):
