@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
 from kvweave.documents.html import read_html
-from kvweave.errors import UnreadableDocument
+from kvweave.errors import MissingExtra, UnreadableDocument
 from kvweave.extras import require
 
 MAX_UNPACKED_BYTES: Final = 2**30
@@ -192,4 +192,9 @@ def check_container(data: bytes, kind: str) -> None:
 
 def _library(name: str, kind: str) -> Any:
     require("documents", f"reading .{kind}", name)
-    return import_module(name)
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingExtra(
+            f"reading .{kind} needs {name}, which cannot be imported ({error}): pip install 'kvweave[documents]'"
+        ) from error
