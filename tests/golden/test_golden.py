@@ -124,11 +124,10 @@ def test_its_answers_are_valid(prepared, question, text):
         assert answer.plan.cache_hit is not None
 
 
-def test_its_chunk_kv_answers_a_new_question(prepared):
+def test_its_chunk_kv_is_reused(prepared):
     with kvweave.open("default", home=prepared) as base:
-        answer = base.ask("What is the password of Sendbel?")
-        assert answer.text == "lantern"
-        assert answer.plan.cache_hit is None
+        answer = base.ask("What is the password of Glorric, please?", cache="off")
+        assert answer.text == "walnut"
         assert answer.plan.reused_share > 0.8
 
 
@@ -136,5 +135,5 @@ def test_its_conversation_goes_on(prepared):
     with kvweave.open("default", home=prepared) as base, base.conversation() as talk:
         before = len(talk.token_ids)
         assert before > 0
-        assert "lantern" in "".join(base.send(talk, "What is the password of Sendbel?"))
+        assert "walnut" in "".join(base.send(talk, "What is the password of Glorric?"))
         assert len(talk.token_ids) > before
