@@ -24,7 +24,7 @@ def cancellable(cancelled: Callable[[], bool]) -> Iterator[None]:
 
 
 def current_wish() -> Callable[[], bool] | None:
-    """Return what tells whether this thread's request was given up; None outside `cancellable`."""
+    """Return the function that says whether this thread's request was cancelled, or None outside `cancellable`."""
     wish: Callable[[], bool] | None = getattr(_thread, "cancelled", None)
     return wish
 

@@ -10,7 +10,7 @@ from kvweave.errors import InvalidRequest
 
 
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that KVWEAVE_HOME names, else the platform's data folder; raises InvalidRequest if there is none."""
+    """Return the folder that KVWEAVE_HOME names, else the platform's data folder; raises InvalidRequest without either."""
     named = environment.get("KVWEAVE_HOME")
     try:
         folder = named or platformdirs.user_data_dir("kvweave", appauthor=False)

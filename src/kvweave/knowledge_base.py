@@ -148,7 +148,7 @@ class KnowledgeBase:
     def prepare(self, progress: Progress = no_progress, *, wait: bool = True) -> PrepareReport:
         """Compute the chunk KV that is missing, yielding to requests.
 
-        With `wait`, wait for another process that is at it, else leave the work to that one. Safe to interrupt. Raises
+        With `wait`, wait for another process that prepares them, else leave the work to that process. Safe to interrupt. Raises
         StoreReadOnly.
         """
         self.state.database.check_writable()
@@ -156,7 +156,7 @@ class KnowledgeBase:
         return self.preparer.work(guard, progress, wait=wait)
 
     def documents(self) -> list[ListedDocument]:
-        """Return what is indexed, by source."""
+        """Return the indexed documents, by source."""
         return self.state.documents.all_documents()
 
     def missing_kv(self) -> int:
@@ -280,7 +280,7 @@ class KnowledgeBase:
                 neither.
             generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
                 probabilities is not kept as the answer.
-            earlier, instruction: what was said before, and what else the model is told; see `Prompt`. Either turns the cache off.
+            earlier, instruction: the earlier messages, and a further instruction; see `Prompt`. Either turns the cache off.
 
         Raises:
             EmptyKnowledgeBase, InvalidRequest, UnknownRecipe, KnowledgeBaseMismatch: at once.
@@ -297,7 +297,7 @@ class KnowledgeBase:
             raise
 
     def prompt(self, question: str, *, top_k: int | None = None) -> Prompt:
-        """Return what a question would be answered from, chunks in prompt order; nothing is computed.
+        """Return the prompt of a question, with its chunks in order; nothing is computed.
 
         Raises EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch.
         """
@@ -349,7 +349,7 @@ class KnowledgeBase:
         self._background.watch(stop, progress)
 
     def idle_status(self, machine: "MachineState | None" = None) -> "IdleStatus":
-        """Return what background work did, what it was worth, and whether it may work now; `machine` defaults to this one."""
+        """Return the cost and use of background work, and whether it may run now; `machine` defaults to this machine."""
         from kvweave.background.status import idle_status
 
         return idle_status(self.background_budget, self.config.idle, self.answers, self.predictions, machine)
@@ -377,7 +377,7 @@ class KnowledgeBase:
             return calibrate(self.state, self.components, self._settings, questions, progress)
 
     def calibration(self) -> "Calibration":
-        """Return what recipe `auto` stands for now, and why; loads no model."""
+        """Return the recipe that `auto` resolves to now, and the reason; loads no model."""
         from kvweave.state.calibration_results import Calibration
 
         try:

@@ -129,7 +129,7 @@ class Prompt:
             stops by itself, so its reply otherwise ends with its line.
         earlier: messages of users and assistant before the question, in order. The chunks stand before all of them, so that
             stored KV fits whatever was said.
-        instruction: what else the model is told, after the chunks; they are stored behind `system` alone.
+        instruction: a further instruction after the chunks, whose KV is stored after `system` alone.
     """
 
     question: str

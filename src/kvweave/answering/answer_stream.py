@@ -124,7 +124,7 @@ def _origins(plan: Plan, recomputed: frozenset[int]) -> Iterator[TokenOrigin]:
 
 
 def _texts(ids: Sequence[int], tokenizer: Any) -> Iterator[str]:
-    """Yield what each token adds to the decoded text; an unfinished character comes with the token that ends it."""
+    """Yield the text that each token adds; the token that completes a character brings the character."""
     done = 0  # tokens whose text was yielded
     for end in range(1, len(ids) + 1):
         start = max(0, done - WINDOW_TOKENS)

@@ -46,7 +46,7 @@ class Asker:
     def events(
         self, question: str, question_context: QuestionContext = NO_CONTEXT, **given: Unpack[AskKeywords]
     ) -> Events:
-        """Return what answering the question yields; its last event is the whole answer.
+        """Return the events of answering the question; the last event is the complete answer.
 
         `question_context` goes with the question. Raises as `KnowledgeBase.stream` does.
         """
@@ -71,7 +71,7 @@ class Asker:
         return self._only_held(respond(context.model, context.store, asked), question)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
-        """Return what the question would be answered from, without computing it; raises as `KnowledgeBase.prompt`."""
+        """Return the prompt of the question, without computing it; raises as `KnowledgeBase.prompt`."""
         from kvweave.answering.kb_question import prompt_for
 
         question, most = self.checked(question), self.settings.top_k(top_k)

@@ -213,7 +213,7 @@ def _bears_on_question(chunk: "FoundChunk") -> bool:
 
 
 def provenance(found: "Sequence[FoundChunk]", epoch: int) -> AnswerProvenance:
-    """Return what an answer from these chunks depends on; `epoch` was read before the search."""
+    """Return the provenance of an answer from these chunks; `epoch` was read before the search."""
     return AnswerProvenance(frozenset(chunk.version for chunk in found), chunk_names(found), epoch)
 
 

@@ -317,6 +317,6 @@ class LogprobRecorder:
         self.tokens.append(TokenLogprob(token, self._added(window, token), float(logprobs[token]), likeliest))
 
     def _added(self, before: Sequence[int], token: int) -> str:
-        """Return what a token adds to the text before it."""
+        """Return the text that a token adds to the text before it."""
         text, longer = (token_text(ids, self._tokenizer) for ids in (before, [*before, token]))
         return longer[len(text) :] if longer.startswith(text) else token_text([token], self._tokenizer)

@@ -43,7 +43,7 @@ def check_supported(model: LoadedModel, asked: Asked) -> None:
 
 
 def respond(model: LoadedModel, store: KVStore, asked: Asked) -> Events:
-    """Yield how far the prompt is, the answer's text piece by piece, and at last the whole.
+    """Yield the progress of the prompt, the answer's text piece by piece, and last the complete answer.
 
     Raises:
         InvalidRequest, PromptTooLong, and as `asked.assemble`: before the first piece.

@@ -51,7 +51,7 @@ class ReplyReader:
         self._tags = {opening_id: opening, closing_id: closing}
 
     def read(self, ids: Sequence[int], *, stopped: bool | None = None) -> ReplyText:
-        """Return what the reply of these tokens says.
+        """Return the text of the reply that these tokens make.
 
         `stopped` is None while tokens may follow; then whether the model ended the reply, rather than its token limit.
         """
@@ -83,7 +83,7 @@ class ReplyReader:
         return len(self._up_to(text[:start] + answer, ids)) if answer else 0
 
     def _end(self, answer: str) -> int | None:
-        """Return where an answer ends, by its first line or a stop text; None if it goes on."""
+        """Return the offset at which its first line or a stop text ends the answer, or None while it goes on."""
         ends = [at for at in map(answer.find, self._stops) if at >= 0]
         line = _end_of_line(answer) if self._form.one_line else None
         return min([*ends, *([line] if line is not None else [])], default=None)
@@ -106,7 +106,7 @@ class ReplyReader:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) if ids else ""
 
     def _split(self, text: str, stopped: bool | None) -> tuple[int, str, bool]:
-        """Return where the answer begins, the thoughts before it, and whether the reply is still inside them."""
+        """Return the offset of the answer, the thoughts before it, and whether the reply is still inside its thoughts."""
         mode, tags = self._form.thoughts, self._form.tags
         if mode == "none":
             return 0, "", False
@@ -144,7 +144,7 @@ class ReplyReader:
 
 
 def _end_of_line(answer: str) -> int | None:
-    """Return where an answer ends: with its first line that holds any text, or where it begins another question."""
+    """Return the offset at which an answer ends: after its first line with text, or before it begins another question."""
     found = _LINE_END.search(answer, len(answer) - len(answer.lstrip()))
     return None if found is None else len(answer[: found.start()].rstrip())
 

@@ -89,7 +89,7 @@ class Settings:
         return self._made(self._named(named, prepare), prepare)
 
     def _named(self, recipe: str | None, prepare: str | None, *, own_budget: bool = False) -> "_Named":
-        """Return what a call or the settings name, with the choice of calibration in place of AUTO.
+        """Return the recipe that a call or the settings name, with the choice of calibration in place of AUTO.
 
         A call's own budget goes to that choice, or to UNCALIBRATED if the choice spends none; its own preparation always goes
         to UNCALIBRATED: no verdict is about it.

@@ -78,7 +78,7 @@ class PromptLookupDrafter:
                 self._min_match = min(_MAX_MATCH, self._min_match + 1)
 
     def _quote(self, reply: tuple[int, ...]) -> list[int]:
-        """Return what follows the longest match of the reply's end in the prompt, if possible as long as a draft."""
+        """Return the prompt's tokens after the longest match of the reply's end, up to the length of a draft."""
         most = min(self._length, self._max_quote)
         if not most or len(reply) < self._min_match:
             return []

@@ -130,7 +130,7 @@ class BudgetTrials:
         )
 
     def trials(self, measured: Sequence[Mapping[str, Measured]], questions: int) -> list[Trial]:
-        """Return what each candidate has kept, where so many `questions` are measured in the end."""
+        """Return the measured trials of the candidates; `questions` is the number of questions measured in the end."""
         losses = self.losses(questions)
         return [
             summarised(
@@ -156,7 +156,7 @@ class BudgetTrials:
         options: AskOptions,
         full: Reply,
     ) -> dict[str, Measured]:
-        """Return what each budget keeps of the reply `full`, by its key; raises StoreFull if the disk is."""
+        """Return the measurements of each budget against the reply `full`, by its key; raises StoreFull if the disk is full."""
         return {each.key: self.compare(context, each, prompt, options, full) for each in alive}
 
     def compare(

@@ -128,7 +128,7 @@ def budget_condition(config: IdleConfig, spent: Spent, *, asked_for: bool = Fals
 
 
 def first_reason(found: Sequence[Condition]) -> str:
-    """Return why no work may be done now; empty if it may."""
+    """Return the first reason not to work now, or an empty string."""
     return next((each.reason for each in found if each.reason), "")
 
 

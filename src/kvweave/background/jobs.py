@@ -293,7 +293,7 @@ def _not_repeating(answer: Answer) -> bool:
 
 
 def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
-    """Return why the answer to a predicted question may not be stored; None if it may be.
+    """Return the reason not to store the answer to a predicted question, or None if it may be stored.
 
     `wanted` is the answer that the question was made for, if it was: both ways must agree (Alberti et al. 2019, §2.3).
     """
@@ -341,7 +341,7 @@ def _predictor(
     metadata: KBMetadata,
     budget: BackgroundBudget,
 ) -> QuestionPredictor | None:
-    """Return what predicts questions as users will ask them by the settings; None if no answer is cached."""
+    """Return the question predictor for the current settings, or None if the answer cache is off."""
     options = settings.options(metadata.system)
     if not (options.cacheable and state.answers.limit_bytes):
         return None
@@ -368,7 +368,7 @@ def _paraphraser(
     budget: BackgroundBudget,
     predictor: QuestionPredictor | None,
 ) -> Paraphraser | None:
-    """Return what puts questions in other words; None where none are predicted, and for the reference model."""
+    """Return the job source of paraphrases, or None if no questions are predicted or the model is the reference model."""
     if predictor is None or not can_paraphrase(metadata.get("model_name")):
         return None
     return Paraphraser(

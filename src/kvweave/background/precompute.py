@@ -104,7 +104,7 @@ class Precomputer:
 
 
 def prepare_context(context: RequestContext, system: str) -> PrepareContext:
-    """Return what preparing chunks among all listed ones takes, after the system prefix of a request."""
+    """Return the context in which chunks are prepared: all listed chunks, and the system prefix of a request."""
     template = context.adapter.template
     corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
     return PrepareContext(context.adapter, context.store, template.prefix_ids(system), corpus)

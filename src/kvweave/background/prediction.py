@@ -138,7 +138,7 @@ class QuestionPredictor:
         self._examples = MemoryStore()  # the KV of worked examples, which stand before all notes
 
     def next_job(self) -> Job | None:
-        """Return the next job, or None; loads no model if there is none."""
+        """Return the next job, or None, for which no model is loaded."""
 
         def batch_tokens() -> int:
             return self.prompts.batch_tokens or self._most_tokens
@@ -229,7 +229,7 @@ class QuestionPredictor:
 
     @property
     def _asks_for_answers(self) -> bool:
-        """Whether the model is told what to ask for, since it does not choose well."""
+        """Whether the prompt names the thing to ask for, because the model does not choose well."""
         return self.prompts.ask_for("", "") is not None
 
     def _replies_to(self, asked: Sequence[Asked]) -> list["_Reply"]:
@@ -345,7 +345,7 @@ class QuestionPredictor:
         return Candidate(question, vector, self.fault(question, vector, [chunk.text for chunk in found]))
 
     def fault(self, question: str, vector: Vector, chunks: Sequence[str]) -> DropReason | None:
-        """Return why a question is not worth an answer, judged by the chunks found for it; None if it is."""
+        """Return the reason not to answer a question, judged by the chunks found for it, or None if it is worth an answer."""
         if repeats(question):
             return "repetition"
         if is_unclear(question):
@@ -371,7 +371,7 @@ class QuestionPredictor:
 
 
 def _summary_fault(summary: str, chunks: Sequence[str]) -> DropReason | None:
-    """Return why a summary is not to be predicted from; None if it is."""
+    """Return the reason not to predict questions from a summary, or None if it is fit for that."""
     if repeats(summary):
         return "repetition"
     if is_other_language(summary, chunks):

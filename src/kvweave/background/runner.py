@@ -116,7 +116,7 @@ class BackgroundRunner:
             ended = (
                 self._run_jobs(guard, done, progress, low_load)
                 if locked
-                else "another process is at it already"
+                else "another process is already running background jobs"
             )
         seconds = time.perf_counter() - began - guard.waited_s
         return BackgroundReport(dict(done), seconds, guard.flops, ended)
@@ -133,7 +133,7 @@ class BackgroundRunner:
                 if time.monotonic() >= prepare_at_s and self._preparer.due:
                     guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
                     self._preparer.work(guard, progress, wait=False)
-                    if self._preparer.due:  # the disk is full, or another process is at it
+                    if self._preparer.due:  # the disk is full, or another process prepares the chunks
                         prepare_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
                 if self._requests.any_active or self._requests.idle_s < quiet_s:
                     pause_s = min(pause_s, max(POLL_S, quiet_s - self._requests.idle_s))
@@ -169,14 +169,14 @@ class BackgroundRunner:
                 return "asked to end"
 
     def _blocked_reason(self, low_load: bool) -> str:
-        """Return why no work may be done now; empty if it may."""
+        """Return the reason not to work now, or an empty string."""
         if without := self._preparer.without_vector:  # what jobs retrieved now would soon be out of date
             return f"{without} chunks have no vector yet"
         budget = budget_condition(self._config, self._budget.today(), asked_for=not low_load)
         return self._unfit(low_load) or first_reason([budget])
 
     def _unfit(self, low_load: bool) -> str:
-        """Return why this is no time to work, whatever was spent; empty if it is one."""
+        """Return the reason not to work now other than the budget, or an empty string."""
         config = self._config
         return first_reason(
             conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
@@ -218,7 +218,7 @@ def background_runner(
     lock: Path,
     preparer: "ChunkPreparer",
 ) -> BackgroundRunner:
-    """Return what does the background work of a knowledge base."""
+    """Return the background runner of a knowledge base."""
 
     def jobs(guard: RequestGuard) -> JobSource:
         return job_source(

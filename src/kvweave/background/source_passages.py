@@ -74,7 +74,7 @@ def passages(text: str) -> Iterator[str]:
 
 
 def answers_in(text: str) -> list[Asked]:
-    """Return what a text can be asked for, each answer once: the first of every passage, then the second ones, …"""
+    """Return the answers that a text holds, each once: the first of every passage, then the second ones, …"""
     ranked: dict[str, tuple[int, Asked]] = {}
     for passage in passages(text):
         found = dict.fromkeys(match.group().strip(" .,:") for match in _ANSWER.finditer(passage))

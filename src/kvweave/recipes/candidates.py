@@ -64,7 +64,7 @@ class Candidate:
 
 
 def candidates(prepare: str | None, storage: str, auxiliary: str | None) -> tuple[Candidate, ...]:
-    """Return what calibration tries: all of it, or what is left under a preparation and a storage that settings name.
+    """Return the candidates of calibration: all, or those with the preparation and storage that the settings name.
 
     `storage` is auto, exact, int8 or int4. Raises UnknownRecipe for a preparation that there is not.
     """

@@ -275,7 +275,7 @@ def _difference(
 
 
 def _differences(wanted: KVProvenance, stored: KVProvenance) -> list[str]:
-    """Say what differs; exact KV of any kind is told apart by its context alone."""
+    """Describe the difference; exact KV of any kind differs by its context alone."""
     (preparation, storage), (made_as, stored_as) = split_storage(wanted.kind), split_storage(stored.kind)
     said = []
     if preparation != made_as and (wanted.context != stored.context or not (wanted.exact and stored.exact)):

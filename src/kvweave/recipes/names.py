@@ -54,7 +54,7 @@ class NamedRecipe(NamedTuple):
 
 
 def parse(name: str, prepare: str | None = None, storage: str | None = None) -> NamedRecipe:
-    """Return what a recipe's name says, and `prepare` and `storage` where the name leaves them open.
+    """Return the parts of a recipe's name; `prepare` and `storage` fill the parts that the name leaves open.
 
     AUTO gives UNCALIBRATED. Raises InvalidRequest if `prepare` is given twice, and for an unknown storage.
     """

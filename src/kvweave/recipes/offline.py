@@ -118,7 +118,7 @@ class PreparationStep:
 
 
 def preparation_steps(recipe: Recipe) -> list[PreparationStep]:
-    """Return what the recipe prepares, the plainest first: requests can use the entries of each step at once."""
+    """Return the preparations of the recipe, the cheapest first: requests can use the entries of each step at once."""
     kv = dict.fromkeys((recipe.prepare.plain, recipe.prepare))
     storage = recipe.prepare.storage
     return [

@@ -58,7 +58,7 @@ class Prepare(Protocol):
 
     @property
     def plain(self) -> "Prepare":
-        """The preparation of the plainest KV that serves in place of this one; by default this one itself.
+        """The cheapest preparation whose KV serves in place of this one; by default this preparation itself.
 
         Where it is another one, `compute` stores its KV too.
         """

@@ -98,7 +98,7 @@ class BackgroundBudget:
         )
 
     def worth(self, *, today: bool = False) -> Worth:
-        """Return what was made and was of use so far, or today."""
+        """Return the counts of results that were made and used so far, or today."""
         rows = self._database.query(
             """SELECT coalesce(sum(entries), 0), coalesce(sum(hits), 0), coalesce(sum(saved_s), 0),
                  coalesce(sum(kv_bytes), 0) FROM idle_worth WHERE day = coalesce(?, day)""",

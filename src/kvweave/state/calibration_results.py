@@ -142,7 +142,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What `auto` stands for: by a verdict, or UNCALIBRATED where there is none. `note` says why, or what has changed.
+    """The recipe that `auto` resolves to: by a calibration result, else UNCALIBRATED. `note` says why, or what has changed.
 
     `due` tells whether it is time to measure: there is no verdict, or too many documents have changed since.
     """
@@ -219,7 +219,7 @@ class VerdictTable:
             self._database.execute("DELETE FROM calibration_questions WHERE conditions = ?", (encoded,))
 
     def measured(self, conditions: Mapping[str, str]) -> dict[str, MeasuredQuestion]:
-        """Return what was measured under these conditions and has led to no verdict yet, by question."""
+        """Return the measurements of an unfinished calibration under these conditions, by question."""
         rows = self._database.query(
             "SELECT question, measured FROM calibration_questions WHERE conditions = ?",
             (_encoded(conditions),),
@@ -255,7 +255,7 @@ class AutoRecipe:
         self._changed: tuple[int, int, float] | None = None  # verdict, epoch, share of chunks
 
     def conditions(self) -> dict[str, str]:
-        """Return what a verdict depends on beside the documents; loads no model."""
+        """Return the settings and models that a calibration result depends on, without the documents; loads no model."""
         config, metadata = self._config, self._metadata
         settings = {
             "prepare": config.prepare,

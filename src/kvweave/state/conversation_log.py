@@ -35,7 +35,7 @@ class ConversationState:
 
 
 def read_state(folder: Path) -> ConversationState | None:
-    """Read the conversation of a folder, None for a new one; raises InvalidRequest for a file that is none."""
+    """Return the conversation of a folder, or None for a new one; raises InvalidRequest for any other file."""
     try:
         stored = json.loads((folder / _FILE).read_bytes())
         return ConversationState(

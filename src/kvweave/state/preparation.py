@@ -53,7 +53,7 @@ class PreparationStatus:
         left_without_kv: those of them that have no KV yet; a question computes them.
         left_s: estimated seconds of work for the rest.
         measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
-        process: the id of the process that works on it now, or that was started for it; None if there is none.
+        process: the id of the process that prepares chunks now, or that was started to do so; None without one.
         left_without_vector: chunks that have no vector yet; a question finds them by their words alone.
     """
 
@@ -100,7 +100,7 @@ class Preparation:
 
     @property
     def since_s(self) -> float:
-        """When the first document was added that is still to be prepared (seconds since 1970); 0 if there is none."""
+        """Time at which the oldest document that still needs preparation was added (seconds since 1970); 0 without one."""
         return self._facts.get(f"{_SINCE} {self.way}") or 0.0
 
     def marked(self) -> list[str]:
@@ -147,7 +147,7 @@ class Preparation:
     # What is left
 
     def status(self) -> PreparationStatus:
-        """Return how far the chunks are prepared in all ways that are marked, as last recorded."""
+        """Return the recorded progress of preparation, over all marked settings."""
         chunks = int(self._database.query("SELECT coalesce(sum(chunks), 0) FROM documents")[0][0])
         without_vector = int(self._database.query("SELECT count(*) FROM chunks_without_vector")[0][0])
         left, without_kv = (
@@ -214,7 +214,7 @@ class Preparation:
     # Who works
 
     def worker(self) -> int | None:
-        """Return the id of the process that works on it now, None if there is none; 0 if it has not said which it is."""
+        """Return the id of the process that prepares chunks now: None without one, 0 if it has not recorded its id."""
         return self._worker()[0]
 
     def is_left_to_worker(self) -> bool:
@@ -231,7 +231,7 @@ class Preparation:
         return 0, ""
 
     def background(self) -> int | None:
-        """Return the id of the background process, None if there is none; 0 if it has not said which it is."""
+        """Return the id of the background process: None without one, 0 if it has not recorded its id."""
         with suppress(OSError, ValueError):
             words = self.background_lock.read_text().split()
             if is_locked(self.background_lock):
