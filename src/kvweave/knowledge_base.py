@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
-    from kvweave.state.calibration_results import AutoRecipe, Calibration, Verdict
+    from kvweave.state.calibration_results import AutoRecipe, Calibration, CalibrationResult
     from kvweave.state.resident import ResidentModels
 
 
@@ -360,7 +360,7 @@ class KnowledgeBase:
         self,
         questions: Sequence[str] | None = None,
         progress: Progress = no_progress,
-    ) -> "Verdict":
+    ) -> "CalibrationResult":
         """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
@@ -383,7 +383,7 @@ class KnowledgeBase:
         try:
             return self.auto.now()
         except KnowledgeBaseMismatch as error:
-            return Calibration(None, f"since no verdict is about these settings: {error}")
+            return Calibration(None, f"since nothing was calibrated for these settings: {error}")
 
     # Closing
 

@@ -25,7 +25,7 @@ def test_a_verdict_is_made_shown_and_used(command, documents, three):
     command("add", documents, "--quiet", "--recipe", "reuse")
     assert "auto is weave, since it was not calibrated" in command("calibrate", "--show").stdout
     few = command("calibrate", code=1).stderr
-    assert "0 questions are known, and a verdict needs 3" in " ".join(few.split())
+    assert "0 questions are known, and a calibration needs 3" in " ".join(few.split())
     wanted = ("--first-tokens", "0", "--answers", "0")
     told = command("calibrate", "--questions", three, *wanted).stdout
     assert "auto is reuse, since 2" in told

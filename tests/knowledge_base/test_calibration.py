@@ -135,7 +135,7 @@ def test_a_choice_is_used_prepared_told_and_shared(open_kb, few, tmp_path):
     assert open_kb(**ANYTHING).calibration().verdict.recipe == CHEAPEST
     other = open_kb(**ANYTHING, top_k=2).calibration()
     assert other.verdict is None
-    assert "the latest verdict is for top_k 3, not 2" in other.told
+    assert "the latest calibration is for top_k 3, not 2" in other.told
 
     new = tmp_path / "new.txt"
     new.write_text("Another note, of one part.")
@@ -185,7 +185,7 @@ def test_where_nothing_keeps_enough_it_is_prefix(open_kb, few, monkeypatch):
 
 
 def test_too_few_questions_are_refused(open_kb):
-    with pytest.raises(InvalidRequest, match="19 questions are given, and a verdict needs 20"):
+    with pytest.raises(InvalidRequest, match="19 questions are given, and a calibration needs 20"):
         open_kb().calibrate(QUESTIONS[:19])
 
 

@@ -1,6 +1,6 @@
 """The experiment on calibration: its questions, and what is chosen from a whole measurement."""
 
-from kvweave.state.calibration_results import Measured, Verdict, summarised
+from kvweave.state.calibration_results import CalibrationResult, Measured, summarised
 
 
 def trial(recipe, kept, passes):
@@ -10,11 +10,11 @@ def trial(recipe, kept, passes):
 
 def test_the_choice_is_that_of_the_share(script):
     trials = (trial("cheap", 20, 0.1), trial("dear", 24, 0.5))
-    verdict = Verdict("cheap", None, 0.1, "tiny", 0.0, 0.0, 0, 0, 24, 0.0, 1.0, 1.0, trials)
+    verdict = CalibrationResult("cheap", None, 0.1, "tiny", 0.0, 0.0, 0, 0, 24, 0.0, 1.0, 1.0, trials)
     calibrate = script("calibrate")
     assert calibrate.under(verdict, 0.98).recipe == "dear"
     assert calibrate.under(verdict, 0.8).recipe == "cheap"
-    assert calibrate.under(Verdict(**{**_fields(verdict), "trials": trials[:1]}), 0.98) is None
+    assert calibrate.under(CalibrationResult(**{**_fields(verdict), "trials": trials[:1]}), 0.98) is None
 
 
 def _fields(verdict):

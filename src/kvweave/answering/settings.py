@@ -92,13 +92,13 @@ class Settings:
         """Return the recipe that a call or the settings name, with the choice of calibration in place of AUTO.
 
         A call's own budget goes to that choice, or to UNCALIBRATED if the choice spends none; its own preparation always goes
-        to UNCALIBRATED: no verdict is about it.
+        to UNCALIBRATED: it was not calibrated.
         """
         name = self.config.recipe if recipe is None else recipe
         if name.rpartition("+")[2] != AUTO:
             return _Named(recipe)
         if name != AUTO or prepare is not None or self.auto is None:
-            return _Named(recipe, told=f"{UNCALIBRATED}, which no verdict is about")
+            return _Named(recipe, told=f"{UNCALIBRATED}, for which nothing was calibrated")
         calibration = self.auto.now()
         verdict = calibration.verdict
         if verdict is None:

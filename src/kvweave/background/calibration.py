@@ -1,7 +1,7 @@
 """Calibration: compares cheaper and cheaper budgets with full attention on questions to a knowledge base's own documents.
 
 It runs in steps; background work does one at a time: each question under every remaining budget, then the KV that the chosen budget
-needs, in batches of chunks, then the verdict. What a step has found is stored, so an interrupted calibration continues. A change of
+needs, in batches of chunks, then the result. What a step has found is stored, so an interrupted calibration continues. A change of
 the documents makes it start over.
 """
 
@@ -30,8 +30,8 @@ from kvweave.recipes.recipe import Recipe
 from kvweave.state.calibration_results import (
     MIN_QUESTIONS,
     AutoRecipe,
+    CalibrationResult,
     MeasuredQuestion,
-    Verdict,
     chosen,
 )
 from kvweave.state.components import Components
@@ -67,12 +67,12 @@ class Step:
 
 
 class Calibrator:
-    """Makes the verdict of one knowledge base, for one run; close it.
+    """Calibrates one knowledge base, for one run; close it.
 
     Args:
-        state: the documents, the questions, and where the verdict goes.
+        state: the documents, the questions, and the table of results.
         components: loads the model when a step first needs it.
-        settings: those that the verdict is for; they know the verdicts.
+        settings: those that the result is for; they resolve `auto`.
         given: questions to take in place of those asked and predicted.
     """
 
@@ -94,7 +94,7 @@ class Calibrator:
         self._budgets = BudgetTrials(state, settings.config)
 
     def questions(self) -> dict[str, Origin]:
-        """Return the questions that a verdict would be made from: asked ones first, then predicted ones."""
+        """Return the questions that a calibration would use: asked ones first, then predicted ones."""
         if self._given is not None:
             return dict.fromkeys(self._given, "given")
         predictions = self._state.predictions
@@ -107,7 +107,7 @@ class Calibrator:
         return dict(list(found.items())[:MOST_QUESTIONS])
 
     def next_if_due(self) -> Step | None:
-        """Return the next step; None if no verdict is due, or too few questions are known."""
+        """Return the next step; None if no calibration is due, or too few questions are known."""
         return self.next() if self._auto.now().due else None
 
     def next(self) -> Step | None:
@@ -133,7 +133,7 @@ class Calibrator:
             )
         return self._finish(questions, known)
 
-    def run(self, progress: Progress) -> Verdict:
+    def run(self, progress: Progress) -> CalibrationResult:
         """Take all steps; raises InvalidRequest if too few questions are known."""
         began_s = time.time()
         while (step := self.next()) is not None:
@@ -145,7 +145,7 @@ class Calibrator:
                 return verdict
         known, source = len(self.questions()), "given" if self._given is not None else "known"
         raise InvalidRequest(
-            f"{known} questions are {source}, and a verdict needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
+            f"{known} questions are {source}, and a calibration needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
             "or give them with --questions FILE"
         )
 
@@ -170,7 +170,7 @@ class Calibrator:
                 self._auto.table.add_measured(conditions, question, measured)
 
     def _finish(self, questions: dict[str, Origin], measured: Sequence[MeasuredQuestion]) -> Step:
-        """Return the step that prepares what the chosen budget needs, or stores the verdict."""
+        """Return the step that prepares what the chosen budget needs, or stores the result."""
         trials = self._budgets.trials([each.budgets for each in measured], len(questions))
         best = chosen(trials)
         winner = None if best is None else self._budgets.candidates[trials.index(best)]
@@ -187,7 +187,7 @@ class Calibrator:
                 )
         origins = list(questions.values())
         minimum = self._settings.config.calibration
-        verdict = Verdict(
+        verdict = CalibrationResult(
             EXACT if winner is None else winner.recipe.name,
             None if winner is None else winner.ratio,
             0.0 if winner is None else winner.recipe.ratio,
@@ -204,8 +204,8 @@ class Calibrator:
         )
         return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
 
-    def _decide(self, verdict: Verdict, epoch: int) -> None:
-        """Store the verdict, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
+    def _decide(self, verdict: CalibrationResult, epoch: int) -> None:
+        """Store the result, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
         before = self._settings.options()
         with self._state.database.transaction():
             if self._state.answers.epoch != epoch:
@@ -291,8 +291,8 @@ def calibrate(
     settings: Settings,
     questions: Sequence[str] | None,
     progress: Progress,
-) -> Verdict:
-    """Make the verdict now; raises as `KnowledgeBase.calibrate`, but for an empty knowledge base."""
+) -> CalibrationResult:
+    """Calibrate now; raises as `KnowledgeBase.calibrate`, except for an empty knowledge base."""
     state.database.check_writable()
     with try_lock(state.database.path.parent / IDLE_LOCK) as free:
         if not free:

@@ -80,7 +80,7 @@ class JobSource:
         facts: records the store's limit.
         extent: how much of a predicted question is computed.
         yield_to_requests: called between parts of a job that run no model.
-        calibrator: makes the verdict; None where it is not asked for.
+        calibrator: calibrates; None without calibration.
     """
 
     def __init__(

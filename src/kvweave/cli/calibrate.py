@@ -8,7 +8,7 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.state.calibration_results import Verdict
+    from kvweave.state.calibration_results import CalibrationResult
 
 
 @opt.with_options(
@@ -53,7 +53,7 @@ def calibrate(
     STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
 
 
-def _print_trials(verdict: "Verdict") -> None:
+def _print_trials(verdict: "CalibrationResult") -> None:
     from rich.table import Table
 
     from kvweave.cli.output import STDOUT

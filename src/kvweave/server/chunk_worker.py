@@ -137,7 +137,7 @@ def prepare_all(
         with preparation.in_background() as alone:
             if not alone:
                 break
-            began[preparation.way] = preparation.changed_s()
+            began[preparation.key] = preparation.changed_s()
             done.append(_prepared(base, report))
             for way in untried():
                 began[way] = preparation.changed_s()

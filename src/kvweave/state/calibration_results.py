@@ -1,7 +1,7 @@
-"""What calibration has found for a knowledge base, as its database holds it, and what `auto` stands for by it.
+"""Stores calibration results and resolves the recipe `auto`. Loads no model.
 
-A verdict holds under its conditions: model, version of kvweave, settings. When many documents have changed, it stays in use until
-idle time or the user measures again: the other choice, UNCALIBRATED, was measured on none of the documents. Loads no model.
+A result holds under its conditions: model, version of kvweave, settings. When many documents have changed, it stays in use until
+background work or the user measures again: the other choice, UNCALIBRATED, was measured on none of the documents.
 """
 
 import json
@@ -18,13 +18,13 @@ from kvweave.state.metadata import KBMetadata
 from kvweave.version import __version__
 
 MIN_QUESTIONS: Final = 20
-"""The fewest questions of a verdict: with 20, none may lose its first token or answer where a share of 0.98 is asked for."""
+"""The fewest questions of a calibration: with 20, none may lose its first token or answer where a share of 0.98 is asked for."""
 MAX_CHANGED: Final = 0.25
-"""The share of chunks, of those then and now, from which on a verdict is due to be made again."""
+"""The share of chunks, of those then and now, from which on a knowledge base is calibrated again."""
 
 _MINIMA: Final = ("calibrate_first_tokens", "calibrate_answers")
-"""Conditions of measuring, not of using: questions are answered by a verdict whatever least shares it was made for."""
-_LATEST: Final = 8  # verdicts that are kept, each under other conditions
+"""Conditions of measuring, not of using: a result is used whatever least shares it was made for."""
+_LATEST: Final = 8  # results that are kept, each under other conditions
 _Z: Final = 1.959964  # of a normal distribution's middle 95 %
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS calibrations (
@@ -40,7 +40,7 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a budget did with one question: what it kept, and its cost in passes over the prompt and bytes per chunk token."""
+    """Outcome of one question under one budget: what was kept of the reply, passes over the prompt, and bytes per chunk token."""
 
     first_token: bool
     answer: bool
@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredQuestion:
-    """What one question has shown: by budget, and the seconds and passes over its prompt that measuring took in all."""
+    """Outcomes of one question by budget, with the seconds and the passes over its prompt that measuring took in all."""
 
     budgets: Mapping[str, Measured]
     seconds: float
@@ -59,7 +59,7 @@ class MeasuredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a budget has kept of full attention's replies.
+    """Outcome of a budget over all questions, compared with the replies of full attention.
 
     Attributes:
         recipe: full name.
@@ -87,8 +87,8 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What calibration has chosen, and why.
+class CalibrationResult:
+    """The choice of a calibration, and the measurements behind it.
 
     Attributes:
         recipe: full name; prefix if no budget keeps enough.
@@ -119,7 +119,7 @@ class Verdict:
 
     @property
     def questions(self) -> int:
-        """How many questions were known to it; fewer are measured where no budget is left."""
+        """Number of known questions; fewer are measured once no budget is left."""
         return self.asked + self.predicted + self.given
 
     @property
@@ -144,10 +144,10 @@ class Verdict:
 class Calibration:
     """The recipe that `auto` resolves to: by a calibration result, else UNCALIBRATED. `note` says why, or what has changed.
 
-    `due` tells whether it is time to measure: there is no verdict, or too many documents have changed since.
+    `due` tells whether to measure now: there is no result, or too many documents have changed since.
     """
 
-    verdict: Verdict | None
+    verdict: CalibrationResult | None
     note: str = ""
     due: bool = False
 
@@ -169,22 +169,22 @@ def interval(kept: int, questions: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-class VerdictTable:
-    """The tables of `database` that hold verdicts and unfinished measurements, created if missing."""
+class CalibrationTable:
+    """The tables of `database` that hold results and unfinished measurements, created if missing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.script(_SCHEMA)
 
-    def find(self, conditions: Mapping[str, str]) -> tuple[int, Verdict] | None:
-        """Return the latest verdict under these conditions, whatever shares it had to keep, and its row; or None."""
+    def find(self, conditions: Mapping[str, str]) -> tuple[int, CalibrationResult] | None:
+        """Return the latest result under these conditions, whatever shares it had to keep, and its row; or None."""
         wanted = _without_minima(conditions)
         rows = self._database.query("SELECT id, verdict, conditions FROM calibrations ORDER BY id DESC")
         found = (row for row in rows if _without_minima(json.loads(row[2])) == wanted)
         return next(((int(row), _verdict(verdict)) for row, verdict, _ in found), None)
 
     def latest_conditions(self) -> dict[str, str] | None:
-        """Return the conditions of the latest verdict, or None."""
+        """Return the conditions of the latest result, or None."""
         rows = self._database.query("SELECT conditions FROM calibrations ORDER BY id DESC LIMIT 1")
         return dict(json.loads(rows[0][0])) if rows else None
 
@@ -202,8 +202,8 @@ class VerdictTable:
         )
         return float((came + went) / max(1, all_now + went))
 
-    def put(self, conditions: Mapping[str, str], verdict: Verdict) -> None:
-        """Store a verdict for the listed documents in place of an earlier one; the measurements it is made of go."""
+    def put(self, conditions: Mapping[str, str], verdict: CalibrationResult) -> None:
+        """Store a result for the listed documents in place of an earlier one, and delete its measurements."""
         encoded = _encoded(conditions)
         with self._database.transaction():
             self._database.execute("DELETE FROM calibrations WHERE conditions = ?", (encoded,))
@@ -248,11 +248,11 @@ class AutoRecipe:
     """What `auto` stands for in a knowledge base now. `epoch` numbers the changes of the document list."""
 
     def __init__(
-        self, table: VerdictTable, config: Config, metadata: KBMetadata, epoch: Callable[[], int]
+        self, table: CalibrationTable, config: Config, metadata: KBMetadata, epoch: Callable[[], int]
     ) -> None:
         self.table = table
         self._config, self._metadata, self._epoch = config, metadata, epoch
-        self._changed: tuple[int, int, float] | None = None  # verdict, epoch, share of chunks
+        self._changed: tuple[int, int, float] | None = None  # result, epoch, share of chunks
 
     def conditions(self) -> dict[str, str]:
         """Return the settings and models that a calibration result depends on, without the documents; loads no model."""
@@ -302,7 +302,7 @@ class AutoRecipe:
             for name, value in conditions.items()
             if earlier.get(name) != value and name not in _MINIMA
         )
-        return f"since the latest verdict is for {' and '.join(differing)}; run `kvweave calibrate`"
+        return f"since the latest calibration is for {' and '.join(differing)}; run `kvweave calibrate`"
 
 
 def _without_minima(conditions: Mapping[str, str]) -> dict[str, str]:
@@ -313,14 +313,14 @@ def _encoded(conditions: Mapping[str, str]) -> str:
     return json.dumps(conditions, sort_keys=True)
 
 
-def _verdict(encoded: str) -> Verdict:
+def _verdict(encoded: str) -> CalibrationResult:
     stored: dict[str, Any] = json.loads(encoded)
     trials: list[dict[str, Any]] = stored.pop("trials")
     for trial in trials:
         for name in ("first_tokens_interval", "answers_interval"):
             trial[name] = tuple(trial[name])
     stored.pop("weights", None)  # older versions also stored trials of the model in fewer bits per weight
-    return Verdict(**stored, trials=tuple(Trial(**trial) for trial in trials))
+    return CalibrationResult(**stored, trials=tuple(Trial(**trial) for trial in trials))
 
 
 def _question(encoded: str) -> MeasuredQuestion:

@@ -17,9 +17,9 @@ from kvweave.index.documents import DocumentTable
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.once import once
 from kvweave.state.background_budget import BackgroundBudget
-from kvweave.state.calibration_results import VerdictTable
+from kvweave.state.calibration_results import CalibrationTable
 from kvweave.state.conversation_log import empty_outdated
-from kvweave.state.preparation import Preparation, preparation_way
+from kvweave.state.preparation import Preparation, preparation_key
 from kvweave.types import Chunk, Document
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ class KnowledgeBaseState:
             self.documents = DocumentTable(self.database)
             self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
             self.predictions = PredictionStore(self.database)
-            self.verdicts = VerdictTable(self.database)
+            self.verdicts = CalibrationTable(self.database)
             self.background_budget = BackgroundBudget(self.database)
             self.facts = FactTable(self.database, "idle_facts")
-            self.preparation = Preparation(self.database, self.facts, folder, preparation_way(config))
+            self.preparation = Preparation(self.database, self.facts, folder, preparation_key(config))
             self.conversations = folder / "conversations"
             if config.store.shared is not None:
                 _ = self.store  # a wrong address is refused now

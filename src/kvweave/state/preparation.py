@@ -66,33 +66,33 @@ class PreparationStatus:
     left_without_vector: int = 0
 
 
-def preparation_way(config: Config) -> str:
-    """Return the settings that say what is prepared of a chunk."""
+def preparation_key(config: Config) -> str:
+    """Return the settings that decide how chunks are prepared, as one string."""
     auxiliary = absolute_if_path(config.model.auxiliary)  # the same in any folder
     return f"{config.recipe} {config.prepare} {config.store.storage} {auxiliary}"
 
 
-def settings_of(way: str) -> dict[str, Any]:
-    """Return the settings that `preparation_way` made a way of."""
+def settings_of(key: str) -> dict[str, Any]:
+    """Parse a string written by `preparation_key`."""
     names = ("recipe", "prepare", "storage", "auxiliary")
-    values = way.split(" ", len(names) - 1)
+    values = key.split(" ", len(names) - 1)
     return {name: None if value == "None" else value for name, value in zip(names, values, strict=True)}
 
 
 class Preparation:
     """What is recorded about the preparation of a knowledge base's chunks, in its `database` and its folder.
 
-    What is marked and left is recorded for each way to prepare them; `way` names the settings' own.
+    Marks and remaining work are recorded for each set of preparation settings; `key` names those of this configuration.
 
     Attributes:
-        way: see `preparation_way`.
+        key: see `preparation_key`.
         lock: the file that the process at work has locked.
         background_lock: the file that the background process has locked.
         log: what it writes.
     """
 
-    def __init__(self, database: Database, facts: FactTable, folder: Path, way: str) -> None:
-        self._database, self._facts, self.way = database, facts, way
+    def __init__(self, database: Database, facts: FactTable, folder: Path, key: str) -> None:
+        self._database, self._facts, self.key = database, facts, key
         self.lock, self.log = folder / "prepare.lock", folder / "prepare.log"
         self.background_lock = folder / "prepare.background.lock"
 
@@ -101,11 +101,11 @@ class Preparation:
     @property
     def since_s(self) -> float:
         """Time at which the oldest document that still needs preparation was added (seconds since 1970); 0 without one."""
-        return self._facts.get(f"{_SINCE} {self.way}") or 0.0
+        return self._facts.get(f"{_SINCE} {self.key}") or 0.0
 
     def marked(self) -> list[str]:
-        """Return the ways in which something is still to be prepared."""
-        return [way for way, since_s in self._facts.about(_SINCE).items() if since_s]
+        """Return the preparation settings for which chunks still need work."""
+        return [key for key, since_s in self._facts.about(_SINCE).items() if since_s]
 
     def mark(self) -> None:
         """Note that there is something to prepare from now on, in the caller's transaction if there is one."""
@@ -140,11 +140,11 @@ class Preparation:
         return True
 
     def clear(self) -> None:
-        """Forget what is marked and left, in all ways: there are no documents any more."""
+        """Delete all marks and records of remaining work: no documents are left."""
         for about in (_SINCE, _LEFT, _LEFT_WITHOUT_KV, _LEFT_S, _MEASURED):
             self._facts.forget(about)
 
-    # What is left
+    # Remaining work
 
     def status(self) -> PreparationStatus:
         """Return the recorded progress of preparation, over all marked settings."""
@@ -165,7 +165,7 @@ class Preparation:
         return PreparationStatus(chunks, left, without_kv, left_s, measured, process, without_vector)
 
     def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
-        """Record what is left; see PreparationStatus."""
+        """Record the remaining work; see PreparationStatus."""
         with _if_possible(), self._database.transaction():
             self._record_left(chunks, without_kv, seconds, measured=measured)
 
@@ -193,7 +193,7 @@ class Preparation:
         return min(chunks, found) * tokens / found / rate if found and rate else None
 
     def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
-        """Record it. `model` is the digest of the model."""
+        """Record the rate; `model` is the digest of the model."""
         with _if_possible():
             self._facts.record(_RATE.format(kind, model[:16]), tokens_per_s)
 
@@ -209,9 +209,9 @@ class Preparation:
         self._record(_MEASURED, measured)
 
     def _record(self, about: str, value: float) -> None:
-        self._facts.record(f"{about} {self.way}", value)
+        self._facts.record(f"{about} {self.key}", value)
 
-    # Who works
+    # The process that works
 
     def worker(self) -> int | None:
         """Return the id of the process that prepares chunks now: None without one, 0 if it has not recorded its id."""
@@ -219,15 +219,15 @@ class Preparation:
 
     def is_left_to_worker(self) -> bool:
         """Whether a process works on it now, and prepares chunks as these settings do."""
-        process, way = self._worker()
-        return process is not None and way == self.way
+        process, key = self._worker()
+        return process is not None and key == self.key
 
     def _worker(self) -> tuple[int | None, str]:
         if not is_locked(self.lock):
             return None, ""
         with suppress(OSError, ValueError):
-            process, _, way = self.lock.read_text().partition(" ")
-            return int(process), way
+            process, _, key = self.lock.read_text().partition(" ")
+            return int(process), key
         return 0, ""
 
     def background(self) -> int | None:
@@ -253,7 +253,7 @@ class Preparation:
 
     def working(self) -> AbstractContextManager[bool]:
         """Be the only process at work until the context ends; yield False at once if another one is."""
-        return _alone(self.lock, f"{os.getpid()} {self.way}")
+        return _alone(self.lock, f"{os.getpid()} {self.key}")
 
 
 @contextmanager
@@ -279,7 +279,7 @@ def _alone(lock: Path, text: str) -> Iterator[bool]:
 
 @contextmanager
 def _if_possible() -> Iterator[None]:
-    """Leave out what cannot be recorded, as on a full disk: only what is shown of the work is wrong then."""
+    """Skip a record that cannot be written, as on a full disk: only the displayed progress is wrong then."""
     try:
         yield
     except StoreError as error:
