@@ -1,7 +1,8 @@
 """Names the command that installs what is missing."""
 
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from kvweave.errors import MissingExtra
 
@@ -22,3 +23,14 @@ def require(extra: str, what: str, *modules: str) -> None:
     missing = next((name for name in modules if find_spec(name) is None), None)
     if missing is not None:
         raise MissingExtra(f"{what} needs {missing}, which is not installed: pip install 'kvweave[{extra}]'")
+
+
+def load(extra: str, what: str, module: str) -> Any:
+    """Return an imported module of an extra; raises MissingExtra as `require`, also if the import fails."""
+    require(extra, what, module)
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(
+            f"{what} needs {module}, which cannot be imported ({error}): pip install 'kvweave[{extra}]'"
+        ) from error

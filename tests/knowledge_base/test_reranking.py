@@ -85,17 +85,12 @@ def test_what_is_no_reranker_is_named(tmp_path, tiny, wrong):
             base.ask(QUESTION)
 
 
-def test_a_short_name_chooses_a_multilingual_embedding_model(monkeypatch):
+def test_a_short_name_chooses_a_multilingual_embedding_model():
     from kvweave.embedding import TextEncoder
 
     assert TextEncoder("multilingual").name == "paraphrase-multilingual-MiniLM-L12-v2"
-    asked = []
-    monkeypatch.setattr(
-        "sentence_transformers.SentenceTransformer", lambda place, **_: asked.append(place) or 1 / 0
-    )
-    with pytest.raises(ModelNotFound, match="paraphrase-multilingual-MiniLM-L12-v2"):
-        TextEncoder("multilingual").load()
-    assert asked == ["sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"]
+    with pytest.raises(ModelNotFound, match="sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"):
+        TextEncoder("multilingual").load()  # tests reach no hub
 
 
 def test_the_short_name_is_recorded_as_the_model_it_stands_for(tmp_path, tiny):

@@ -107,7 +107,7 @@ def test_an_interrupted_measurement_resumes(adapter, tmp_path, monkeypatch):
     ("changes", "kind", "message"),
     [
         ({"recipe": "reuse"}, InvalidRequest, "selects no tokens"),
-        ({"recipe": "nothing"}, UnknownRecipe, "full, direct"),
+        ({"recipe": "nothing"}, UnknownRecipe, "full, reuse"),
     ],
 )
 def test_impossible_measurements_are_refused_before_the_first(adapter, tmp_path, changes, kind, message):

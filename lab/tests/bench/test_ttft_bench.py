@@ -232,7 +232,7 @@ def test_the_peak_is_the_memory_that_a_step_adds():
     [
         ({"context_tokens": (100,)}, InvalidRequest, "not made of chunks of 64"),
         ({"recipes": ("reuse",), "ratios": (0.2,)}, InvalidRequest, "selects no tokens"),
-        ({"recipes": ("nothing",)}, UnknownRecipe, "full, direct"),
+        ({"recipes": ("nothing",)}, UnknownRecipe, "full, reuse"),
         ({"context_tokens": (64, 640)}, PromptTooLong, "more than the 512"),
     ],
 )

@@ -126,7 +126,7 @@ def test_selection_reports_which_tokens_matter(command, tmp_path):
     ("flags", "expected"),
     [
         (("--task", "nothing"), "single, multikey"),
-        (("--recipe", "nothing"), "full, direct"),
+        (("--recipe", "nothing"), "full, reuse"),
         (("--prepare", "nothing"), "bare, isolated, similar"),
         (("--storage", "nothing"), "exact, int8, int4"),
         (("--storage", "int8", "--recipe", "cachecraft"), "keeps exact versions"),

@@ -16,7 +16,7 @@ NEAR_DUPLICATE_COSINE: Final = 0.97
 
 ASKING: Final = frozenset(
     """time hour date day weekday month year place location reason price cost person people name number age size height distance weight speed
-    width depth length duration frequency amount
+    width depth length duration frequency amount colour color shape kind type title role
     start begin end finish leave depart arrive happen occur need require show become mean use find get give take make keep hold
     call include contain offer decide choose plan schedule describe explain mention say tell know
     old big tall high far heavy fast wide deep long often many""".split()

@@ -9,13 +9,12 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, Final
 
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
 from kvweave.documents.html import read_html
-from kvweave.errors import MissingExtra, UnreadableDocument
-from kvweave.extras import require
+from kvweave.errors import UnreadableDocument
+from kvweave.extras import load
 
 MAX_UNPACKED_BYTES: Final = 2**30
 _OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -27,7 +26,7 @@ _ROWS_PER_STEP: Final = 5000
 
 def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the headings, paragraphs, lists, tables and notes of a Word document."""
-    mammoth = _library("mammoth", "docx")
+    mammoth = load("documents", "reading .docx", "mammoth")
     with _readable(data, "docx"):
         no_pictures = mammoth.images.img_element(lambda image: {})
         page = mammoth.convert_to_html(
@@ -45,7 +44,7 @@ def _without_paragraphs(cell: re.Match[str]) -> str:
 
 def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the text, tables and speaker notes of each slide. The number of the slide is its page."""
-    pptx = _library("pptx", "pptx")
+    pptx = load("documents", "reading .pptx", "pptx")
     built = TextBuilder()
     empty = 0
     with _readable(data, "pptx"):
@@ -92,7 +91,7 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[Any]:
 
 def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the values of each sheet of a workbook; formulas have their last computed value. The sheet's name is its heading."""
-    openpyxl = _library("openpyxl", "xlsx")
+    openpyxl = load("documents", "reading .xlsx", "openpyxl")
     built = TextBuilder()
     with _readable(data, "xlsx"):
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
@@ -188,13 +187,3 @@ def check_container(data: bytes, kind: str) -> None:
         raise UnreadableDocument(f"password-protected .{kind}; save a copy without a password")
     if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
         raise UnreadableDocument(f"unpacked, larger than {MAX_UNPACKED_BYTES // 2**20} MiB")
-
-
-def _library(name: str, kind: str) -> Any:
-    require("documents", f"reading .{kind}", name)
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingExtra(
-            f"reading .{kind} needs {name}, which cannot be imported ({error}): pip install 'kvweave[documents]'"
-        ) from error
