@@ -17,7 +17,7 @@ from typing import Any, Final
 import kvweave
 from experiment import argument_parser, command_of, environment, rounded, run_script, write_result
 from kvweave.samples import DOCUMENTS, sample_questions
-from kvweave.state.calibration_results import Trial, Verdict, allowed_losses, chosen
+from kvweave.state.calibration_results import CalibrationResult, Trial, allowed_losses, chosen
 from kvweave_lab.eval.natural.questions import SHIPPED, SPLITS, shipped_set
 from recipe_grid import progress_printer
 
@@ -38,7 +38,7 @@ def questions_about(documents: list[str], most: int) -> list[str]:
     return found[:: max(1, len(found) // most)][:most]
 
 
-def under(verdict: Verdict, share: float) -> Trial | None:
+def under(verdict: CalibrationResult, share: float) -> Trial | None:
     """Return the combination that calibration would choose for this share of first tokens and answers, or None for `prefix`."""
     losses = allowed_losses(verdict.questions, share)
     trials = (

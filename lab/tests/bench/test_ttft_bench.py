@@ -217,13 +217,13 @@ def test_the_peak_is_the_memory_that_a_step_adds():
     sums = []
 
     def step():
-        temporary = torch.ones(2**24)  # 64 MiB, freed when the step ends
+        temporary = torch.ones(2**26)  # 256 MiB, freed when the step ends
         sums.append(float(temporary.sum()))
 
     peak = peak_memory_bytes(step, torch.device("cpu"))
     if peak is None:
         pytest.skip("this system does not report a process's peak memory")
-    assert 0.9 * 2**26 < peak < 2**27  # some of it may be memory that was free before
+    assert 0.8 * 2**28 < peak < 2**29  # some of it may be memory that was free before
     assert len(sums) == 1
 
 
