@@ -55,9 +55,9 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'kvweave' has no attribute {name!r}")
     if _EXPORTS[name] == "knowledge_base":
-        from kvweave.extras import KNOWLEDGE_BASE, require
+        from kvweave.extras import require_knowledge_base
 
-        require("kb", f"kvweave.{name}", *KNOWLEDGE_BASE)
+        require_knowledge_base("kb", f"kvweave.{name}")
     attribute = "open_knowledge_base" if name == "open" else name
     return getattr(import_module(f"kvweave.{_EXPORTS[name]}"), attribute)
 

@@ -2,35 +2,39 @@
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
 from kvweave.errors import MissingExtra
 
-KNOWLEDGE_BASE: Final = ("lancedb", "pyarrow", "semantic_text_splitter", "Stemmer")
+_KNOWLEDGE_BASE: Final = ("lancedb", "pyarrow", "semantic_text_splitter", "Stemmer")
 """Modules of the extra `kb` that nothing else brings."""
 
 
 def require(extra: str, what: str, *modules: str) -> None:
-    """Check that the modules of an extra are installed, without importing them.
+    """Import the modules of an extra.
 
     Args:
         extra: the extra of kvweave that brings the modules.
         what: what needs them, as the subject of the message.
-        modules: top-level names.
+        modules: names of modules.
 
-    Raises MissingExtra, which names the first missing module and the command that installs the extra.
+    Raises MissingExtra, which names the first module that cannot be imported and the command that installs the extra.
     """
-    missing = next((name for name in modules if find_spec(name) is None), None)
-    if missing is not None:
-        raise MissingExtra(f"{what} needs {missing}, which is not installed: pip install 'kvweave[{extra}]'")
+    for name in modules:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            raise _missing(extra, what, name, "is not installed") from error
+        except ImportError as error:
+            raise _missing(extra, what, name, f"cannot be imported ({error})") from error
 
 
-def load(extra: str, what: str, module: str) -> Any:
-    """Return an imported module of an extra; raises MissingExtra as `require`, also if the import fails."""
-    require(extra, what, module)
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtra(
-            f"{what} needs {module}, which cannot be imported ({error}): pip install 'kvweave[{extra}]'"
-        ) from error
+def require_knowledge_base(extra: str, what: str) -> None:
+    """Check that the libraries of knowledge bases are there, without the seconds of importing them; raises as `require`."""
+    for name in _KNOWLEDGE_BASE:
+        if find_spec(name) is None:
+            raise _missing(extra, what, name, "is not installed")
+
+
+def _missing(extra: str, what: str, module: str, why: str) -> MissingExtra:
+    return MissingExtra(f"{what} needs {module}, which {why}: pip install 'kvweave[{extra}]'")

@@ -48,8 +48,8 @@ class Reranker:
         looks_local = folder.exists() or self._place.startswith(("/", ".", "~"))
         if looks_local and not folder.is_dir():
             raise ModelNotFound(f"no reranker at {folder}: give a cross-encoder's folder or hub id, or none")
-        require("kb", f"the reranker {self._place!r}", "sentence_transformers")
         with LOADING_LOCK, quiet_loading():
+            require("kb", f"the reranker {self._place!r}", "sentence_transformers")
             try:
                 from sentence_transformers import CrossEncoder
 

@@ -85,12 +85,15 @@ def test_what_is_no_reranker_is_named(tmp_path, tiny, wrong):
             base.ask(QUESTION)
 
 
-def test_a_short_name_chooses_a_multilingual_embedding_model():
+def test_a_short_name_chooses_a_multilingual_embedding_model(monkeypatch):
     from kvweave.embedding import TextEncoder
 
     assert TextEncoder("multilingual").name == "paraphrase-multilingual-MiniLM-L12-v2"
-    with pytest.raises(ModelNotFound, match="sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"):
-        TextEncoder("multilingual").load()  # tests reach no hub
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda place, **_: asked.append(place) or 1 / 0)
+    with pytest.raises(ModelNotFound, match="paraphrase-multilingual-MiniLM-L12-v2"):
+        TextEncoder("multilingual").load()
+    assert asked == ["sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"]
 
 
 def test_the_short_name_is_recorded_as_the_model_it_stands_for(tmp_path, tiny):

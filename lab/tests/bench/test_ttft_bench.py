@@ -223,7 +223,7 @@ def test_the_peak_is_the_memory_that_a_step_adds():
     peak = peak_memory_bytes(step, torch.device("cpu"))
     if peak is None:
         pytest.skip("this system does not report a process's peak memory")
-    assert 0.8 * 2**28 < peak < 2**29  # some of it may be memory that was free before
+    assert 0.9 * 2**28 < peak < 2**29  # some of it may be memory that was free before
     assert len(sums) == 1
 
 

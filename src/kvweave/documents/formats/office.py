@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
-from kvweave.extras import load
+from kvweave.extras import require
 
 MAX_UNPACKED_BYTES: Final = 2**30
 _OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -26,7 +26,9 @@ _ROWS_PER_STEP: Final = 5000
 
 def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the headings, paragraphs, lists, tables and notes of a Word document."""
-    mammoth = load("documents", "reading .docx", "mammoth")
+    require("documents", "reading .docx", "mammoth")
+    import mammoth
+
     with _readable(data, "docx"):
         no_pictures = mammoth.images.img_element(lambda image: {})
         page = mammoth.convert_to_html(
@@ -44,7 +46,9 @@ def _without_paragraphs(cell: re.Match[str]) -> str:
 
 def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the text, tables and speaker notes of each slide. The number of the slide is its page."""
-    pptx = load("documents", "reading .pptx", "pptx")
+    require("documents", "reading .pptx", "pptx")
+    import pptx
+
     built = TextBuilder()
     empty = 0
     with _readable(data, "pptx"):
@@ -91,7 +95,9 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[Any]:
 
 def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the values of each sheet of a workbook; formulas have their last computed value. The sheet's name is its heading."""
-    openpyxl = load("documents", "reading .xlsx", "openpyxl")
+    require("documents", "reading .xlsx", "openpyxl")
+    import openpyxl
+
     built = TextBuilder()
     with _readable(data, "xlsx"):
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)

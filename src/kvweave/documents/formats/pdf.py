@@ -7,7 +7,7 @@ from typing import Any
 
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
 from kvweave.errors import UnreadableDocument
-from kvweave.extras import load
+from kvweave.extras import require
 
 LOCKED = "PDF is password-protected (encrypted); save a copy without a password"
 
@@ -94,11 +94,14 @@ def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
 
 
 def _import_pypdf() -> ModuleType:
-    module: ModuleType = load("pdf", "reading PDF", "pypdf")
-    load("pdf", "reading PDF", "pypdf.errors")
+    require("pdf", "reading PDF", "pypdf")
+    import pypdf  # optional, so not at the top
+    import pypdf.errors
+
     # Warnings about sloppy files are not for the user; real damage is raised. The level is set once, by the first thread,
     # and not at all if the application has chosen one.
     logger = logging.getLogger("pypdf")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)
+    module: ModuleType = pypdf
     return module
