@@ -50,7 +50,7 @@ test: style
 # Processes that the tests start are measured too, which makes everything slower: not part of `make test`.
 coverage: $(READY)
 	@$(BIN)/coverage erase
-	@OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses auto --dist worksteal
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvweave.answer_cache.records import CachedAnswer, Vector
-from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.errors import InvalidRequest
 from kvweave.results import Answer, ExplainedToken, Piece, Plan, Prefill, TokenOrigin
 from kvweave.types import TokenizedPrompt
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kvweave.answer_cache.records import CachedAnswer, Vector
+    from kvweave.answering.cached_answers import CachedAnswers
 
 
 class Answered(NamedTuple):
@@ -90,7 +91,11 @@ class AnswerStream:
 
 
 def answer_from_cache(
-    cached: CachedAnswers, question: str, vector: Callable[[], Vector], found: CachedAnswer, began: float
+    cached: "CachedAnswers",
+    question: str,
+    vector: "Callable[[], Vector]",
+    found: "CachedAnswer",
+    began: float,
 ) -> Events:
     """Yield a cached answer in one piece, then queue the question for an answer of its own at idle time."""
     whole = cached.answer(found, began)

@@ -1,6 +1,7 @@
 """What a model is asked; for a question to a knowledge base, the chunks that are found for it and the prompt made of them."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ from kvweave.types import NO_CONTEXT, Place, Prompt, QuestionContext, TokenizedP
 
 
 @dataclass(slots=True)
-class Asked:
+class Asked(ABC):
     """What a model is asked, from the options to the first token. `assemble` makes the prompt and sets what is found on the way.
 
     Attributes:
@@ -45,12 +46,12 @@ class Asked:
     retrieve_s: float = field(default=0.0, init=False)
     without_vector: int = field(default=0, init=False)
 
+    @abstractmethod
     def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
         """Return the prompt, with room for an answer of `most` tokens; raises PromptTooLong, InvalidRequest, …."""
-        raise NotImplementedError
 
-    def keep(self, answer: Answer) -> None:
-        """Keep a finished answer where that is worth it."""
+    def keep(self, answer: Answer) -> None:  # noqa: B027 - a chat keeps none
+        """Keep a finished answer where that is worth it; the default keeps none."""
 
 
 @dataclass(slots=True)
