@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kvweave.text import content_stems
+from kvweave.text import MONTHS, content_stems
 
 PASSAGE_WORDS: Final = 45
 """Words after which a passage ends with its sentence: small models lose the middle of longer notes."""
@@ -17,7 +17,7 @@ _NUMBER_WORDS: Final = (
     "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
     "|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|a hundred|hundred"
 )
-_MONTHS: Final = "January|February|March|April|May|June|July|August|September|October|November|December"
+_MONTHS: Final = "|".join(map(str.title, MONTHS))
 _TITLES: Final = "Mr|Mrs|Ms|Miss|Dr|Prof|Sir|Sister|Father|Colonel"
 _NO_UNIT: Final = (
     "and|at|but|by|each|for|from|had|has|have|he|her|his|in|into|is|it|more|not|of|on|only|or|our|out|said|she|so|than|that"

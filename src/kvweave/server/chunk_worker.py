@@ -127,11 +127,11 @@ def prepare_all(
     done: list[PrepareReport] = []
     began: dict[
         str, float
-    ] = {}  # the ways of preparation that were tried, and the time of the last change at their start
+    ] = {}  # by key of preparation settings: when documents had last changed at the start
 
     def untried() -> list[str]:
         changed_s = preparation.changed_s()
-        return [way for way in preparation.marked() if began.get(way) != changed_s]
+        return [key for key in preparation.marked() if began.get(key) != changed_s]
 
     while not done or untried():
         with preparation.in_background() as alone:
@@ -139,13 +139,13 @@ def prepare_all(
                 break
             began[preparation.key] = preparation.changed_s()
             done.append(_prepared(base, report))
-            for way in untried():
-                began[way] = preparation.changed_s()
+            for key in untried():
+                began[key] = preparation.changed_s()
                 try:
-                    with open_with(settings_of(way)) as other:
+                    with open_with(settings_of(key)) as other:
                         done.append(_prepared(other, report))
                 except KvweaveError as error:  # its recipe or model is gone
-                    print(f"not prepared for {way}: {error}", file=sys.stderr, flush=True)
+                    print(f"not prepared for {key}: {error}", file=sys.stderr, flush=True)
         # An `add` marks its documents before it looks for this process. So look for marks again after releasing the lock.
     return done
 

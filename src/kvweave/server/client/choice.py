@@ -90,8 +90,8 @@ def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
 def preparing_server(config: Config, kb: str) -> str:
     """Let the running server of the settings' home prepare a knowledge base's chunks; return its address.
 
-    Returns an empty text if there is none, or if it does not: it does no idle work, has another model, or prepares chunks in
-    another way.
+    Returns an empty text if there is none, or if it does not: it does no idle work, has another model, or prepares chunks with
+    other settings.
     """
     choice = choose_server(config, IN_REQUEST)
     if choice.client is None:
