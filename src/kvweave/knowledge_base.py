@@ -21,7 +21,6 @@ from kvweave.results import AddReport, Answer, FoundPassage, PrepareReport, Sour
 from kvweave.state.active_requests import ActiveRequests, RequestGuard
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import (
-    IDLE_LOCK,
     SWEEP_GRACE_S,
     KnowledgeBaseState,
     Progress,
@@ -468,17 +467,15 @@ class KnowledgeBase:
 
     @once
     def _background(self) -> "BackgroundRunner":
-        from kvweave.background.runner import background_runner
+        from kvweave.background.runner import BackgroundRunner
 
-        return background_runner(
+        return BackgroundRunner(
             self.state,
             self.components,
             self._cached_answers,
             self._settings,
             self.metadata,
-            self.background_budget,
             self.requests,
-            self.folder / IDLE_LOCK,
             self.preparer,
         )
 

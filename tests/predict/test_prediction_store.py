@@ -7,8 +7,8 @@ from kvweave.background.planning import (
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
+    answers_ahead,
     next_job,
-    precompute_extent,
 )
 
 A0, A1, B0 = ChunkRef("a:0", "a", 30), ChunkRef("a:1", "a", 30), ChunkRef("b:0", "b", 30)
@@ -157,9 +157,9 @@ class TestNextJob:
 
 
 def test_answers_are_precomputed_up_to_the_cutoff():
-    assert precompute_extent(threshold=0.85, cutoff=0.87) == "answer"
-    assert precompute_extent(threshold=0.87, cutoff=0.87) == "answer"
-    assert precompute_extent(threshold=0.90, cutoff=0.87) == "prefill"
+    assert answers_ahead(threshold=0.85, cutoff=0.87)
+    assert answers_ahead(threshold=0.87, cutoff=0.87)
+    assert not answers_ahead(threshold=0.90, cutoff=0.87)
 
 
 def test_everything_is_there_after_reopening(database):

@@ -24,7 +24,7 @@ from kvweave.recipes.recipe import Recipe, run
 from kvweave.results import Plan
 from kvweave.state.calibration_results import Measured, Trial, allowed_losses, summarised
 from kvweave.state.components import ListedCorpus, RequestContext
-from kvweave.state.knowledge_base_state import CALIBRATION_FOLDER, KnowledgeBaseState
+from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.types import TokenizedPrompt
 
 
@@ -109,7 +109,7 @@ class BudgetTrials:
 
     def __init__(self, state: KnowledgeBaseState, config: Config) -> None:
         self._state, self._least = state, config.calibration
-        self._folder = state.database.path.parent / CALIBRATION_FOLDER
+        self._folder = state.trials
         self._scratch: ChunkStore | None = None
         self.candidates = candidates(config.prepare, config.store.storage, config.model.auxiliary)
 

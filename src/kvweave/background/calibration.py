@@ -35,7 +35,7 @@ from kvweave.state.calibration_results import (
     chosen,
 )
 from kvweave.state.components import Components
-from kvweave.state.knowledge_base_state import IDLE_LOCK, KnowledgeBaseState, Progress
+from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress
 from kvweave.types import TokenizedPrompt
 
 MOST_QUESTIONS: Final = HISTORY_LIMIT
@@ -294,7 +294,7 @@ def calibrate(
 ) -> CalibrationResult:
     """Calibrate now; raises as `KnowledgeBase.calibrate`, except for an empty knowledge base."""
     state.database.check_writable()
-    with try_lock(state.database.path.parent / IDLE_LOCK) as free:
+    with try_lock(state.idle_lock) as free:
         if not free:
             raise InvalidRequest(
                 "another process calibrates this knowledge base or does its background work; try again when it has ended"

@@ -6,7 +6,7 @@ A job's result changes what is stored, so an interrupted or killed process conti
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
@@ -98,11 +98,8 @@ def _batch(chunks: Sequence[ChunkRef], missing: Sequence[ChunkRef], max_tokens: 
     return tuple(batch)
 
 
-PrecomputeExtent: TypeAlias = Literal["prefill", "answer"]
-
-
-def precompute_extent(threshold: float, cutoff: float) -> PrecomputeExtent:
-    """Return how much of a predicted question to compute: its KV, or its answer too.
+def answers_ahead(threshold: float, cutoff: float) -> bool:
+    """Return whether to compute the answers of predicted questions, and not their KV alone.
 
     Above the cutoff few questions are similar enough to a predicted one for its answer to be used.
 
@@ -110,4 +107,4 @@ def precompute_extent(threshold: float, cutoff: float) -> PrecomputeExtent:
         threshold: τ, the least similarity of questions that share an answer, 0..1.
         cutoff: the highest τ at which answers are computed, 0..1.
     """
-    return "answer" if threshold <= cutoff else "prefill"
+    return threshold <= cutoff

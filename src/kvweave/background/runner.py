@@ -7,10 +7,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answering.cached_answers import CachedAnswers
@@ -23,15 +21,13 @@ from kvweave.background.conditions import (
     machine_state,
     power_condition,
 )
-from kvweave.background.jobs import Job, JobSource, job_source
-from kvweave.config import IdleConfig
+from kvweave.background.jobs import Job, JobSource
 from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
-from kvweave.models.adapter import Adapter
 from kvweave.models.gguf.reporting import reporting
 from kvweave.models.preemption import Preempted
 from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
-from kvweave.state.background_budget import BackgroundBudget, Spent
+from kvweave.state.background_budget import Spent
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress, no_progress
 from kvweave.state.metadata import KBMetadata
@@ -63,32 +59,29 @@ class BackgroundRunner:
     """Runs a knowledge base's background jobs.
 
     Args:
-        jobs: makes the jobs of one run, which yield to requests as the guard they are given says.
-        adapter: gives the model, loaded when the first job needs it.
+        state: its tables.
+        components: its models and its index.
+        cached: its answers.
+        settings: those of requests; they say too when to work, and how much.
+        metadata: what it was made with.
         requests: the users' requests.
-        budget: what was spent so far.
-        lock: a file that lets one process at a time do the work.
-        config: when to work, and how much.
         preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
     """
 
     def __init__(
         self,
-        jobs: Callable[[RequestGuard], JobSource],
-        adapter: Callable[[], Adapter],
+        state: KnowledgeBaseState,
+        components: Components,
+        cached: CachedAnswers,
+        settings: Settings,
+        metadata: KBMetadata,
         requests: ActiveRequests,
-        budget: BackgroundBudget,
-        lock: Path,
-        config: IdleConfig,
         preparer: "ChunkPreparer",
     ) -> None:
-        self._preparer = preparer
-        self._jobs = jobs
-        self._adapter = adapter
-        self._requests = requests
-        self._budget = budget
-        self._lock = lock
-        self._config = config
+        self._state, self._components, self._metadata = state, components, metadata
+        self._cached, self._settings = cached, settings
+        self._requests, self._preparer = requests, preparer
+        self._budget, self._config = state.background_budget, settings.config.idle
         self._own_load = OwnLoad()
 
     def run(
@@ -112,7 +105,7 @@ class BackgroundRunner:
             with suppress(BackgroundStopped):  # the jobs end likewise
                 if prepared := self._preparer.work(guard, progress, wait=False).chunks:
                     done[_PREPARATION] = prepared
-        with try_lock(self._lock) as locked, reporting(progress):
+        with try_lock(self._state.idle_lock) as locked, reporting(progress):
             ended = (
                 self._run_jobs(guard, done, progress, low_load)
                 if locked
@@ -154,7 +147,16 @@ class BackgroundRunner:
 
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
-        with closing(self._jobs(guard)) as jobs:
+        jobs = JobSource(
+            self._state,
+            self._components,
+            self._cached,
+            self._settings,
+            self._metadata,
+            guard.yield_to_requests,
+            lambda: guard.waited_s,
+        )
+        with closing(jobs):
             try:
                 while True:
                     guard.yield_to_requests()
@@ -187,7 +189,7 @@ class BackgroundRunner:
         began, waited, flops = time.perf_counter(), guard.waited_s, guard.flops
         finished = 0
         try:
-            with self._adapter().low_priority(guard):
+            with self._components.adapter.low_priority(guard):
                 _run_to_end(job)
             finished = 1
         except KvweaveError as error:
@@ -205,33 +207,3 @@ def _run_to_end(job: Job) -> None:
         except Preempted:
             continue  # start over: one of its passes could not be resumed
         return
-
-
-def background_runner(
-    state: KnowledgeBaseState,
-    components: Components,
-    cached: CachedAnswers,
-    settings: Settings,
-    metadata: KBMetadata,
-    budget: BackgroundBudget,
-    requests: ActiveRequests,
-    lock: Path,
-    preparer: "ChunkPreparer",
-) -> BackgroundRunner:
-    """Return the background runner of a knowledge base."""
-
-    def jobs(guard: RequestGuard) -> JobSource:
-        return job_source(
-            state,
-            components,
-            cached,
-            settings,
-            metadata,
-            budget,
-            guard.yield_to_requests,
-            lambda: guard.waited_s,
-        )
-
-    return BackgroundRunner(
-        jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle, preparer
-    )
