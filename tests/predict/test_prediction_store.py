@@ -41,7 +41,7 @@ class TestHistory:
     def test_a_cleared_history_starts_again(self, predictions):
         predictions.history.add("one?")
         predictions.history.mark_seen(predictions.history.last)
-        predictions.history.clear()
+        predictions.clear()
         assert not predictions.history.has_new
         predictions.history.add("two?")
         assert predictions.history.has_new

@@ -52,9 +52,9 @@ class Paraphraser:
 
     def due(self) -> Iterator[str]:
         """Yield the answered questions that were not put in other words yet: those of users, the latest first, then others."""
-        history, done = self.predictions.history, self.predictions.paraphrased
-        questions = chain(reversed(history.recent(HISTORY_LIMIT)), self.predictions.predicted.kept())
-        return (one for one in questions if one not in done and self._answer_to(one) is not None)
+        history, predicted = self.predictions.history, self.predictions.predicted
+        questions = chain(reversed(history.recent(HISTORY_LIMIT)), predicted.kept())
+        return (one for one in questions if not predicted.is_paraphrased(one) and self._answer_to(one))
 
     def do(self, question: str) -> int:
         """Write and store wordings of a question; return how many were stored with its answer."""
@@ -69,7 +69,7 @@ class Paraphraser:
                 if wording is not None:
                     wordings.append(wording)
         with self.answers.transaction():
-            self.predictions.paraphrased.add(question)
+            self.predictions.predicted.mark_paraphrased(question)
             if found is None or not self._is_current(found):
                 return 0  # another answer came, or the documents changed
             return sum(self._store(wording, found) for wording in wordings)
