@@ -6,7 +6,7 @@ imported when first needed, so that listing and removing documents stays light.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -222,8 +222,6 @@ class KnowledgeBase:
 
         Raises PathNotFound if the knowledge base lists no such document.
         """
-        from kvweave.answering.passages import text_of_passages
-
         version = next((each.version for each in self.documents() if each.source == source), None)
         if version is None:
             raise PathNotFound(f"no document of knowledge base {self.name!r} is called {source!r}")
@@ -242,8 +240,7 @@ class KnowledgeBase:
 
     def explained_passages(self, question: str, top_k: int | None = None) -> tuple[FoundPassage, ...]:
         """Return the same with the reason why each was found; raises as `prompt`."""
-        from kvweave.answering.kb_question import sources_of
-        from kvweave.answering.passages import explained
+        from kvweave.answering.kb_question import explained, sources_of
 
         found = self._asker.ranked(question, top_k)
         return explained(question, found, sources_of(self.state.documents, found))
@@ -478,6 +475,14 @@ class KnowledgeBase:
             self.requests,
             self.preparer,
         )
+
+
+def text_of_passages(passages: Iterable[tuple[int, str]]) -> str:
+    """Return the text that has each passage at its offset; `passages` in reading order, they may overlap."""
+    text = ""
+    for start, passage in passages:
+        text = text[:start] + "\n" * (start - len(text)) + passage + text[start + len(passage) :]
+    return text
 
 
 def open_knowledge_base(

@@ -58,7 +58,7 @@ class Asker:
         if options.cacheable and options.cache == "use":
             events = self._cached(question, vector, options)
             if events is not None:
-                return self._only_held(events, question)
+                return self._checked_answer(events, question)
 
         from kvweave.answering.kb_question import KBQuestion
         from kvweave.answering.pipeline import check_supported, respond
@@ -68,7 +68,7 @@ class Asker:
         asked = KBQuestion(options, recipe, kv, context, self.cached, question, vector, question_context)
         check_supported(context.model, asked)
         context.encoder.load()  # else the first question's time would include loading it
-        return self._only_held(respond(context.model, context.store, asked), question)
+        return self._checked_answer(respond(context.model, context.store, asked), question)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return the prompt of the question, without computing it; raises as `KnowledgeBase.prompt`."""
@@ -88,9 +88,7 @@ class Asker:
 
         question = self.checked(question)
         encoder = self.components.encoder
-        self.metadata.check(
-            "embedding", encoder.name
-        )  # another process may have filled the knowledge base anew
+        self.metadata.check("embedding", encoder.name)  # another process may have filled it anew
         searched = encoder.encode([question])[0] if vector is None else vector()
         most = self.settings.top_k(top_k)
         return best_chunks(self.components.index, self.documents, question, searched, most)
@@ -103,11 +101,9 @@ class Asker:
         found = self.cached.find(question, vector, options)
         return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
 
-    def _only_held(self, events: Events, question: str) -> Events:
-        """Return the answer as it comes, or where the settings say so, once the passages were seen to hold it."""
-        if not self.settings.config.answers.check_answers:
-            return events
-        return held_by_passages(events, question)
+    def _checked_answer(self, events: Events, question: str) -> Events:
+        """Return the events; with `check_answers`, hold the text back until the passages are found to support it."""
+        return held_by_passages(events, question) if self.settings.config.answers.check_answers else events
 
     def checked(self, question: str) -> str:
         """Return a question as valid text; raises InvalidRequest for an empty one, EmptyKnowledgeBase without documents."""

@@ -86,7 +86,17 @@ class Settings:
         Raises:
             UnknownRecipe, InvalidRequest: see `recipe_named`.
         """
-        return self._made(self._named(named, prepare), prepare)
+        from kvweave.recipes.methods import recipe_named
+        from kvweave.recipes.prepare import NotPrepared
+
+        found, auxiliary = self._named(named, prepare), self.config.model.auxiliary
+        if found.recipe is None:
+            return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
+        chosen = recipe_named(found.recipe, prepare, auxiliary, self._storage)
+        complete = prepare is not None or "+" in found.recipe or chosen.prepare == NotPrepared()
+        if not complete:
+            chosen = recipe_named(found.recipe, self.config.prepare, auxiliary, self._storage)
+        return chosen if found.ratio is None else replace(chosen, ratio=found.ratio)
 
     def _named(self, recipe: str | None, prepare: str | None, *, own_budget: bool = False) -> "_Named":
         """Return the recipe that a call or the settings name, with the choice of calibration in place of AUTO.
@@ -108,19 +118,6 @@ class Settings:
             name = displayed(UNCALIBRATED, None, stored)
             return _Named(name, told=f"{UNCALIBRATED} for this budget, else {calibration.told}")
         return _Named(verdict.recipe, None if own_budget else verdict.ratio, calibration.told)
-
-    def _made(self, named: "_Named", prepare: str | None) -> "Recipe":
-        from kvweave.recipes.methods import recipe_named
-        from kvweave.recipes.prepare import NotPrepared
-
-        auxiliary = self.config.model.auxiliary
-        if named.recipe is None:
-            return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
-        chosen = recipe_named(named.recipe, prepare, auxiliary, self._storage)
-        complete = prepare is not None or "+" in named.recipe or chosen.prepare == NotPrepared()
-        if not complete:
-            chosen = recipe_named(named.recipe, self.config.prepare, auxiliary, self._storage)
-        return chosen if named.ratio is None else replace(chosen, ratio=named.ratio)
 
     def top_k(self, named: int | None = None) -> int:
         """Return the number of chunks to retrieve; raises InvalidRequest below one."""

@@ -86,6 +86,7 @@ class Calibrator:
         assert settings.auto is not None
         self._state, self._components, self._settings = state, components, settings
         self._auto: AutoRecipe = settings.auto
+        self._system = self._auto.conditions()["system"]
         self._given = given
         self._unprepared: list[ListedChunk] | None = None
         self._unprepared_for = ""  # the recipe's name
@@ -162,7 +163,7 @@ class Calibrator:
         prompt, options = self._prompt(question)
         with counted_rows(context.adapter) as counted:
             full = Reply.of(context.adapter, self._budgets.store, recipe_named(_FULL), prompt, options)
-            found = self._budgets.measure(context, alive, prompt, options, full)
+            found = {each.key: self._budgets.compare(context, each, prompt, options, full) for each in alive}
         passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
         measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
         with self._state.database.transaction():
@@ -253,10 +254,6 @@ class Calibrator:
             cache="off",
             generation=GenerationConfig(max_new_tokens=most, think=own.think),
         )
-
-    @property
-    def _system(self) -> str:
-        return self._auto.conditions()["system"]
 
     def _chunks_to_prepare(self, recipe: Recipe) -> list[ListedChunk]:
         """Return the chunks that lack what the recipe needs and that this run has not prepared.

@@ -243,10 +243,13 @@ class JobSource:
         if pending.reason in ("predicted", "prefilled"):
             self._answer_predicted(pending)
             return
+
         # A question that was given another one's answer goes on getting it rather than an answer that goes round in circles.
-        accepts = _not_repeating if pending.reason == "matched" else None
+        def accepts(answer: Answer) -> bool:
+            return pending.reason != "matched" or not repeats(answer.text)
+
         answer = self._precomputer.answer(pending.question, pending.options, accepts)
-        if not answer.text or (accepts is not None and not accepts(answer)):
+        if not (answer.text and accepts(answer)):
             self._cached.answers.delete([pending.question], pending.options)  # nothing was stored for it
 
     def _answer_predicted(self, pending: PendingQuestion) -> None:
@@ -306,10 +309,6 @@ class JobSource:
         question, settings = self._to_restore.pop(0)
         restore = partial(self._precomputer.restore, question, settings)
         return Job("restoration", question, ("restoration", question, settings), left, restore)
-
-
-def _not_repeating(answer: Answer) -> bool:
-    return not repeats(answer.text)
 
 
 def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:

@@ -15,7 +15,7 @@ from kvweave.answer_cache.matching import similarity
 from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason, PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.answering.cached_answers import provenance
-from kvweave.answering.kb_question import retrieve
+from kvweave.answering.kb_question import best_chunks
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.index.documents import DocumentTable
 from kvweave.options import AskOptions
@@ -95,7 +95,8 @@ class Paraphraser:
         if matcher.same(text, found.question, cosine, self.threshold):
             return None
         epoch = self.answers.epoch
-        chunks = retrieve(self.context(), text, vector, self.options.top_k)
+        index = self.context().index
+        chunks = best_chunks(index, self.documents, text, vector, self.options.top_k)
         texts = [chunk.text for chunk in chunks]
         fault = self.predictor.fault(text, vector, texts)
         differs = not keeps_decisive_words(found.question, text) or changes_meaning(found.question, text)

@@ -27,7 +27,7 @@ from kvweave.answer_cache.predictions import DropReason, PredictionStore
 from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.answer_cache.worth import PredictionOrigin
-from kvweave.answering.generation import Decoded, generate
+from kvweave.answering.generation import generate_all
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
 from kvweave.background.source_passages import Asked, answers_in, nearest_first, shared_words
@@ -261,18 +261,7 @@ class QuestionPredictor:
             remember(result)
         else:
             result = run(self.recipe, adapter, context.store, prompt)
-        decoded = Decoded()
-        for _ in generate(
-            adapter,
-            result.kv_cache,
-            prompt.token_ids,
-            result.logits,
-            generation_for(draw),
-            most,
-            decoded,
-            form=prompt.reply,
-        ):
-            pass
+        decoded = generate_all(result, prompt, generation_for(draw), most)
         return f"{request.lead} {decoded.text.strip()}".strip()
 
     # Storing what is new

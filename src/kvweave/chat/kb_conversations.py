@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.answering.ask import Asker
-from kvweave.answering.cached_answers import KeptAnswer, provenance
+from kvweave.answering.cached_answers import provenance
 from kvweave.answering.generation import Decoded
 from kvweave.answering.kb_question import reading_order, sources_of
 from kvweave.answering.pipeline import prefill_turn
@@ -82,5 +82,5 @@ class Conversations:
         yield from conversation.send(question, [chunk.text for chunk in found], decoded, versions)
         if options is None or decoded.missing_answer:
             return
-        kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
-        cached.keep(question, vector(), options, kept, provenance(ranked, epoch))
+        text, sources = decoded.text.strip(), sources_of(self.state.documents, found)
+        cached.keep(question, vector(), options, text, sources, provenance(ranked, epoch))

@@ -17,6 +17,7 @@ from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.once import once
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.state.metadata import KBMetadata
+from kvweave.state.resident import load_model, load_reranker
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -59,22 +60,13 @@ class Components:
     @once
     def model(self) -> "LoadedModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
-        model = self._resident.model if self._resident is not None else self._load()
+        if self._resident is not None:
+            model = self._resident.model
+        else:
+            model = load_model(self._metadata.model_settings, self._config.home)
         self._metadata.check_model(model.fingerprint)
         self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
         return model
-
-    def _load(self) -> "LoadedModel":
-        from kvweave.models.loading import load_any_model
-
-        wanted = self._metadata.model_settings
-        return load_any_model(
-            wanted.model,
-            dtype=wanted.dtype,
-            weights=wanted.weights,
-            device=wanted.device,
-            home=self._config.home,
-        )
 
     @property
     def loads_recorded_model(self) -> bool:
@@ -124,12 +116,7 @@ class Components:
     def _rerank(self) -> "Rerank | None":
         if self._resident is not None:
             return self._resident.rerank
-        model = self._config.retrieval.reranker
-        if model is None:
-            return None
-        from kvweave.reranking import Reranker
-
-        return Reranker(model).scores
+        return load_reranker(self._config.retrieval.reranker)
 
     def request_context(self) -> "RequestContext":
         """Load everything that a request passes through."""
