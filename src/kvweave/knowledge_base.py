@@ -199,7 +199,7 @@ class KnowledgeBase:
                 self.state.remove(source)
             self.answers.clear()
             self.predictions.clear()
-            self.state.verdicts.clear()
+            self.state.calibrations.clear()
             self.metadata.clear()
             store.clear()
         self.components.forget()
@@ -357,7 +357,7 @@ class KnowledgeBase:
         questions: Sequence[str] | None = None,
         progress: Progress = no_progress,
     ) -> "CalibrationResult":
-        """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
+        """Find the cheapest budget that keeps what full attention answers; recipe `auto` then resolves to it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
@@ -403,11 +403,11 @@ class KnowledgeBase:
 
     @once
     def auto(self) -> "AutoRecipe":
-        """The recipe that `auto` stands for."""
+        """Resolves the recipe `auto`."""
 
         from kvweave.state.calibration_results import AutoRecipe
 
-        return AutoRecipe(self.state.verdicts, self.config, self.metadata, lambda: self.answers.epoch)
+        return AutoRecipe(self.state.calibrations, self.config, self.metadata, lambda: self.answers.epoch)
 
     @once
     def _indexer(self) -> "Indexer":

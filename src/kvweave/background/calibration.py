@@ -39,7 +39,7 @@ from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress
 from kvweave.types import TokenizedPrompt
 
 MOST_QUESTIONS: Final = HISTORY_LIMIT
-"""The most questions of a verdict: those asked last, then those predicted last."""
+"""The most questions of a calibration: those asked last, then those predicted last."""
 ANSWER_TOKENS: Final = 32
 """How many tokens of an answer are compared: all of it if it is shorter."""
 
@@ -107,9 +107,9 @@ class Calibrator:
                 found.setdefault(each.question, "predicted")
         return dict(list(found.items())[:MOST_QUESTIONS])
 
-    def next_if_due(self) -> Step | None:
-        """Return the next step; None if no calibration is due, or too few questions are known."""
-        return self.next() if self._auto.now().due else None
+    def next_if_needed(self) -> Step | None:
+        """Return the next step; None if no calibration is needed, or too few questions are known."""
+        return self.next() if self._auto.now().needed else None
 
     def next(self) -> Step | None:
         """Return the next step; None if too few questions are known. Loads no model to measure another question."""
@@ -141,9 +141,9 @@ class Calibrator:
             progress(step.stage, step.done, step.total)
             step.do()
             progress(step.stage, step.done + 1, step.total)
-            verdict = self._auto.now().verdict
-            if verdict is not None and verdict.made_at_s >= began_s:
-                return verdict
+            result = self._auto.now().result
+            if result is not None and result.made_at_s >= began_s:
+                return result
         known, source = len(self.questions()), "given" if self._given is not None else "known"
         raise InvalidRequest(
             f"{known} questions are {source}, and a calibration needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
@@ -188,7 +188,7 @@ class Calibrator:
                 )
         origins = list(questions.values())
         minimum = self._settings.config.calibration
-        verdict = CalibrationResult(
+        result = CalibrationResult(
             EXACT if winner is None else winner.recipe.name,
             None if winner is None else winner.ratio,
             0.0 if winner is None else winner.recipe.ratio,
@@ -203,15 +203,15 @@ class Calibrator:
             sum(each.passes for each in measured) / max(1, len(measured)),
             tuple(trials),
         )
-        return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
+        return Step("storing the result", result.recipe, 0, 1, partial(self._decide, result, self._epoch))
 
-    def _decide(self, verdict: CalibrationResult, epoch: int) -> None:
+    def _decide(self, result: CalibrationResult, epoch: int) -> None:
         """Store the result, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
         before = self._settings.options()
         with self._state.database.transaction():
             if self._state.answers.epoch != epoch:
                 return
-            self._auto.table.put(self._auto.conditions(), verdict)
+            self._auto.table.put(self._auto.conditions(), result)
         after = self._settings.options()
         if before.cacheable and before.cache_key() != after.cache_key():
             self._queue(before, after)

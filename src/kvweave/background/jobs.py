@@ -141,7 +141,7 @@ class JobSource:
         """Return the next job, None if nothing is left that this run has not tried.
 
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
-        answer (answers). Then what `auto` stands for, by which all others are
+        answer (answers). Then the recipe that `auto` resolves to, by which all others are
         computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
         before (conversion, PerCache §4.3.3). Then other wordings of answered questions (paraphrase) and new predictions
         (abstract, prediction). Last, evicted KV, if the store's limit was raised (restoration). Predictions that do not pay are
@@ -191,7 +191,7 @@ class JobSource:
         return self._pending("answers", _ASKED, self._answer)
 
     def _calibration(self) -> Job | None:
-        step = None if self._calibrator is None else self._calibrator.next_if_due()
+        step = None if self._calibrator is None else self._calibrator.next_if_needed()
         if step is None:
             return None
         key = ("calibration", step.stage, step.done)
@@ -283,7 +283,7 @@ class JobSource:
         writer = self._paraphraser
         if writer is None or "paraphrase" in self._paused():
             return None
-        question = next((one for one in writer.due() if ("paraphrase", one) not in self._tried), None)
+        question = next((one for one in writer.questions() if ("paraphrase", one) not in self._tried), None)
         if question is None:
             return None
         write = partial(self._write_paraphrases, writer, question)

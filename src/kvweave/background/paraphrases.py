@@ -50,7 +50,7 @@ class Paraphraser:
     threshold: float
     answer_s: Callable[[], float | None]
 
-    def due(self) -> Iterator[str]:
+    def questions(self) -> Iterator[str]:
         """Yield the answered questions that were not put in other words yet: those of users, the latest first, then others."""
         history, predicted = self.predictions.history, self.predictions.predicted
         questions = chain(reversed(history.recent(HISTORY_LIMIT)), predicted.kept())

@@ -55,7 +55,7 @@ def next_job(
     max_earlier: Callable[[], int],
     paused: Collection[PredictionOrigin] = (),
 ) -> Job | None:
-    """Return the job that is due, or None: first new questions, then the latest part's first round, then the next part.
+    """Return the next job, or None: first new questions, then the latest part's first round, then the next part.
 
     Later rounds wait until every chunk had one, and documents take turns: idle time may end at any moment, and what is predicted
     by then should be about all of them.

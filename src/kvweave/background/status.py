@@ -1,4 +1,4 @@
-"""What background work did for a knowledge base, what that was worth, and whether it may work now. Loads no model."""
+"""The status of background work: cost, benefit, and whether it may run now. Loads no model."""
 
 import time
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from kvweave.state.background_budget import BackgroundBudget, Spent, Worth, sum_
 
 @dataclass(frozen=True, slots=True)
 class IdleStatus:
-    """What background work did, what it was worth, and whether it may work now.
+    """Cost and benefit of background work, and whether it may run now.
 
     Attributes:
         day: today by the local calendar, such as 2026-01-31.

@@ -1,4 +1,4 @@
-"""What background work has cost and what it was worth, by day, in the knowledge base's database."""
+"""Cost and benefit of background work by day, in the database of the knowledge base."""
 
 import time
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What background work has made, and what that was of use for.
+    """Results of background work and their use.
 
     Attributes:
         entries: answers computed ahead.

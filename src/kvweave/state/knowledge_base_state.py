@@ -80,7 +80,7 @@ class KnowledgeBaseState:
             self.documents = DocumentTable(self.database)
             self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
             self.predictions = PredictionStore(self.database)
-            self.verdicts = CalibrationTable(self.database)
+            self.calibrations = CalibrationTable(self.database)
             self.background_budget = BackgroundBudget(self.database)
             self.facts = FactTable(self.database, "idle_facts")
             self.preparation = Preparation(self.database, self.facts, folder, preparation_key(config))
@@ -178,7 +178,7 @@ class KnowledgeBaseState:
         """Drop the answers and predictions made from document versions."""
         self.answers.documents_changed(versions)
         self.answers.delete(self.predictions.documents_changed(versions))
-        self.verdicts.documents_changed()
+        self.calibrations.documents_changed()
 
     def _drop_trials(self) -> None:
         """Delete KV that a killed calibration has left; a running one does so itself when the documents change."""
