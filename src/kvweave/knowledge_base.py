@@ -447,14 +447,7 @@ class KnowledgeBase:
     def _asker(self) -> "Asker":
         from kvweave.answering.ask import Asker
 
-        return Asker(
-            self.name,
-            self.state.documents,
-            self.components,
-            self._cached_answers,
-            self._settings,
-            self.metadata,
-        )
+        return Asker(self.name, self.components, self._cached_answers, self._settings, self.metadata)
 
     @once
     def _conversations(self) -> "Conversations":

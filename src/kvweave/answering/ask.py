@@ -17,7 +17,6 @@ from kvweave.answering.answer_stream import Events, answer_from_cache
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
-from kvweave.index.documents import DocumentTable
 from kvweave.options import AskKeywords, AskOptions
 from kvweave.results import Piece, Prefill
 from kvweave.state.components import Components
@@ -37,7 +36,6 @@ class Asker:
     """
 
     name: str
-    documents: DocumentTable
     components: Components
     cached: CachedAnswers
     settings: Settings
@@ -91,7 +89,7 @@ class Asker:
         self.metadata.check("embedding", encoder.name)  # another process may have filled it anew
         searched = encoder.encode([question])[0] if vector is None else vector()
         most = self.settings.top_k(top_k)
-        return best_chunks(self.components.index, self.documents, question, searched, most)
+        return best_chunks(self.components.index, self.cached.documents, question, searched, most)
 
     def _cached(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> Events | None:
         """Return the cached answer to the same question, if there is one; no model is loaded for it."""
@@ -109,7 +107,7 @@ class Asker:
         """Return a question as valid text; raises InvalidRequest for an empty one, EmptyKnowledgeBase without documents."""
         if not question.strip():
             raise InvalidRequest("the question is empty")
-        if not self.documents.count():
+        if not self.cached.documents.count():
             raise EmptyKnowledgeBase(
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )

@@ -121,16 +121,7 @@ class JobSource:
             self._paused,
         )
         if can_paraphrase(self._metadata.get("model_name")):
-            self._paraphraser = Paraphraser(
-                self._predictor,
-                self._context,
-                state.documents,
-                state.answers,
-                state.predictions,
-                options,
-                self._cached.threshold,
-                self._budget.answer_seconds,
-            )
+            self._paraphraser = Paraphraser(self._predictor, self._budget.answer_seconds)
 
     def _paused(self) -> Collection[PredictionOrigin]:
         """Return the kinds of prediction that do not pay (`answer_cache/worth.py`)."""

@@ -8,18 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.evidence import is_supported, keeps_decisive_words, parse_questions
 from kvweave.answer_cache.guard import changes_meaning
 from kvweave.answer_cache.matching import similarity
-from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason, PredictionStore
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.answering.cached_answers import provenance
 from kvweave.answering.kb_question import best_chunks
 from kvweave.background.prediction import QuestionPredictor
-from kvweave.index.documents import DocumentTable
-from kvweave.options import AskOptions
-from kvweave.state.components import RequestContext
 from kvweave.text import clean_text
 
 
@@ -36,23 +32,17 @@ class _Wording:
 
 @dataclass(frozen=True, slots=True)
 class Paraphraser:
-    """Writes and stores other wordings of questions that have an answer under `options`.
+    """Writes and stores other wordings of questions that have an answer under the predictor's options.
 
-    `threshold` is τ; `answer_s` returns the mean seconds of answering a question ahead.
+    `answer_s` returns the mean seconds of answering a question ahead.
     """
 
     predictor: QuestionPredictor
-    context: Callable[[], RequestContext]
-    documents: DocumentTable
-    answers: AnswerCache
-    predictions: PredictionStore
-    options: AskOptions
-    threshold: float
     answer_s: Callable[[], float | None]
 
     def questions(self) -> Iterator[str]:
         """Yield the answered questions that were not put in other words yet: those of users, the latest first, then others."""
-        history, predicted = self.predictions.history, self.predictions.predicted
+        history, predicted = self.predictor.predictions.history, self.predictor.predictions.predicted
         questions = chain(reversed(history.recent(HISTORY_LIMIT)), predicted.kept())
         return (one for one in questions if not predicted.is_paraphrased(one) and self._answer_to(one))
 
@@ -68,16 +58,16 @@ class Paraphraser:
                 wording = self._wording(clean_text(text), found)
                 if wording is not None:
                     wordings.append(wording)
-        with self.answers.transaction():
-            self.predictions.predicted.mark_paraphrased(question)
+        with self.predictor.answers.transaction():
+            self.predictor.predictions.predicted.mark_paraphrased(question)
             if found is None or not self._is_current(found):
                 return 0  # another answer came, or the documents changed
             return sum(self._store(wording, found) for wording in wordings)
 
     def _answer_to(self, question: str) -> CachedAnswer | None:
         """Return the answer stored for these very words and valid in this epoch, or None."""
-        found = self.answers.stored(question, self.options)
-        return found if found is not None and found.epoch == self.answers.epoch else None
+        found = self.predictor.answers.stored(question, self.predictor.options)
+        return found if found is not None and found.epoch == self.predictor.answers.epoch else None
 
     def _is_current(self, found: CachedAnswer) -> bool:
         now = self._answer_to(found.question)
@@ -85,22 +75,22 @@ class Paraphraser:
 
     def _wording(self, text: str, found: CachedAnswer) -> _Wording | None:
         """Return a wording, screened; None if it is known or recognised anyway."""
-        predicted, matcher = self.predictions.predicted, self.answers.matcher
+        predicted, matcher = self.predictor.predictions.predicted, self.predictor.answers.matcher
         if text == found.question or predicted.contains(text) or matcher.is_time_sensitive(text):
             return None
-        if self.answers.stored(text, self.options) is not None:
+        if self.predictor.answers.stored(text, self.predictor.options) is not None:
             return None
-        vector = self.context().encoder.encode([text])[0]
+        vector = self.predictor.context().encoder.encode([text])[0]
         cosine = similarity(vector, found.vector)
-        if matcher.same(text, found.question, cosine, self.threshold):
+        if matcher.same(text, found.question, cosine, self.predictor.threshold):
             return None
-        epoch = self.answers.epoch
-        index = self.context().index
-        chunks = best_chunks(index, self.documents, text, vector, self.options.top_k)
+        epoch = self.predictor.answers.epoch
+        index = self.predictor.context().index
+        chunks = best_chunks(index, self.predictor.documents, text, vector, self.predictor.options.top_k)
         texts = [chunk.text for chunk in chunks]
         fault = self.predictor.fault(text, vector, texts)
         differs = not keeps_decisive_words(found.question, text) or changes_meaning(found.question, text)
-        if fault is None and (cosine < self.threshold or differs):
+        if fault is None and (cosine < self.predictor.threshold or differs):
             fault = "other meaning"
         origin = provenance(chunks, epoch)
         same = set(origin.chunks) == set(found.chunks) and is_supported(text, found.text, texts)
@@ -108,17 +98,24 @@ class Paraphraser:
 
     def _store(self, wording: _Wording, found: CachedAnswer) -> bool:
         """Store a wording, in the caller's transaction; return whether it got the answer."""
-        if not wording.origin.versions <= self.documents.visible_versions():
+        if not wording.origin.versions <= self.predictor.documents.visible_versions():
             return False
-        if self.answers.stored(wording.text, self.options) is not None:
+        if self.predictor.answers.stored(wording.text, self.predictor.options) is not None:
             return False  # it was asked meanwhile and has an answer of its own
         versions = wording.origin.versions
-        self.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
+        self.predictor.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
         if wording.dropped is not None:
             return False
         if not wording.same_evidence:
-            self.answers.add_predicted(wording.text, wording.vector, self.options)
+            self.predictor.answers.add_predicted(wording.text, wording.vector, self.predictor.options)
             return False
-        ahead_s = self.answers.ahead_s(found) or self.answer_s() or 0.0
-        what = (wording.text, wording.vector, self.options, found.text, found.sources, wording.origin)
-        return self.answers.put(*what, asked=False, ahead_s=ahead_s)
+        ahead_s = self.predictor.answers.ahead_s(found) or self.answer_s() or 0.0
+        what = (
+            wording.text,
+            wording.vector,
+            self.predictor.options,
+            found.text,
+            found.sources,
+            wording.origin,
+        )
+        return self.predictor.answers.put(*what, asked=False, ahead_s=ahead_s)

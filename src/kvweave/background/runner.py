@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answering.cached_answers import CachedAnswers
@@ -55,10 +55,11 @@ class BackgroundReport:
     ended: str
 
 
+@dataclass(eq=False)
 class BackgroundRunner:
     """Runs a knowledge base's background jobs.
 
-    Args:
+    Attributes:
         state: its tables.
         components: its models and its index.
         cached: its answers.
@@ -66,23 +67,17 @@ class BackgroundRunner:
         metadata: what it was made with.
         requests: the users' requests.
         preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
+        own_load: this process's part of the machine's load.
     """
 
-    def __init__(
-        self,
-        state: KnowledgeBaseState,
-        components: Components,
-        cached: CachedAnswers,
-        settings: Settings,
-        metadata: KBMetadata,
-        requests: ActiveRequests,
-        preparer: "ChunkPreparer",
-    ) -> None:
-        self._state, self._components, self._metadata = state, components, metadata
-        self._cached, self._settings = cached, settings
-        self._requests, self._preparer = requests, preparer
-        self._budget, self._config = state.background_budget, settings.config.idle
-        self._own_load = OwnLoad()
+    state: KnowledgeBaseState
+    components: Components
+    cached: CachedAnswers
+    settings: Settings
+    metadata: KBMetadata
+    requests: ActiveRequests
+    preparer: "ChunkPreparer"
+    own_load: OwnLoad = field(default_factory=OwnLoad)
 
     def run(
         self,
@@ -99,13 +94,13 @@ class BackgroundRunner:
         A started job is finished, so one job may overdraw the budget. A job that fails is logged and left for another
         run.
         """
-        guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
+        guard = RequestGuard(self.requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
-        if self._preparer.due and not self._unfit(low_load):
+        if self.preparer.due and not self._unfit(low_load):
             with suppress(BackgroundStopped):  # the jobs end likewise
-                if prepared := self._preparer.work(guard, progress, wait=False).chunks:
+                if prepared := self.preparer.work(guard, progress, wait=False).chunks:
                     done[_PREPARATION] = prepared
-        with try_lock(self._state.idle_lock) as locked, reporting(progress):
+        with try_lock(self.state.idle_lock) as locked, reporting(progress):
             ended = (
                 self._run_jobs(guard, done, progress, low_load)
                 if locked
@@ -119,17 +114,17 @@ class BackgroundRunner:
 
         Documents that were added are prepared at once, between the requests.
         """
-        quiet_s, jobs_at_s, prepare_at_s = self._config.idle_quiet_s, 0.0, 0.0
+        quiet_s, jobs_at_s, prepare_at_s = self.settings.config.idle.idle_quiet_s, 0.0, 0.0
         while not stop.is_set():
             pause_s = _PREPARE_POLL_S
             try:
-                if time.monotonic() >= prepare_at_s and self._preparer.due:
-                    guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
-                    self._preparer.work(guard, progress, wait=False)
-                    if self._preparer.due:  # the disk is full, or another process prepares the chunks
+                if time.monotonic() >= prepare_at_s and self.preparer.due:
+                    guard = RequestGuard(self.requests, 0.0, stop, _PATIENCE_S)
+                    self.preparer.work(guard, progress, wait=False)
+                    if self.preparer.due:  # the disk is full, or another process prepares the chunks
                         prepare_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
-                if self._requests.any_active or self._requests.idle_s < quiet_s:
-                    pause_s = min(pause_s, max(POLL_S, quiet_s - self._requests.idle_s))
+                if self.requests.any_active or self.requests.idle_s < quiet_s:
+                    pause_s = min(pause_s, max(POLL_S, quiet_s - self.requests.idle_s))
                 elif time.monotonic() >= jobs_at_s:
                     # A job that failed is not tried again every few seconds.
                     jobs_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
@@ -148,11 +143,11 @@ class BackgroundRunner:
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
         jobs = JobSource(
-            self._state,
-            self._components,
-            self._cached,
-            self._settings,
-            self._metadata,
+            self.state,
+            self.components,
+            self.cached,
+            self.settings,
+            self.metadata,
             guard.yield_to_requests,
             lambda: guard.waited_s,
         )
@@ -172,16 +167,18 @@ class BackgroundRunner:
 
     def _blocked_reason(self, low_load: bool) -> str:
         """Return the reason not to work now, or an empty string."""
-        if without := self._preparer.without_vector:  # what jobs retrieved now would soon be out of date
+        if without := self.preparer.without_vector:  # what jobs retrieved now would soon be out of date
             return f"{without} chunks have no vector yet"
-        budget = budget_condition(self._config, self._budget.today(), asked_for=not low_load)
+        budget = budget_condition(
+            self.settings.config.idle, self.state.background_budget.today(), asked_for=not low_load
+        )
         return self._unfit(low_load) or first_reason([budget])
 
     def _unfit(self, low_load: bool) -> str:
         """Return the reason not to work now other than the budget, or an empty string."""
-        config = self._config
+        config = self.settings.config.idle
         return first_reason(
-            conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
+            conditions(config, machine_state(self.own_load)) if low_load else [power_condition(config)]
         )
 
     def _run_job(self, job: Job, guard: RequestGuard) -> int:
@@ -189,14 +186,14 @@ class BackgroundRunner:
         began, waited, flops = time.perf_counter(), guard.waited_s, guard.flops
         finished = 0
         try:
-            with self._components.adapter.low_priority(guard):
+            with self.components.adapter.low_priority(guard):
                 _run_to_end(job)
             finished = 1
         except KvweaveError as error:
             _LOG.warning("background work left undone (%s, %s): %s", job.kind, job.about, error)
         finally:
             seconds = time.perf_counter() - began - (guard.waited_s - waited)
-            self._budget.add(job.kind, Spent(finished, seconds, guard.flops - flops))
+            self.state.background_budget.add(job.kind, Spent(finished, seconds, guard.flops - flops))
         return finished
 
 
