@@ -459,15 +459,7 @@ class KnowledgeBase:
     def _background(self) -> "BackgroundRunner":
         from kvweave.background.runner import BackgroundRunner
 
-        return BackgroundRunner(
-            self.state,
-            self.components,
-            self._cached_answers,
-            self._settings,
-            self.metadata,
-            self.requests,
-            self.preparer,
-        )
+        return BackgroundRunner(self.state, self._asker, self.requests, self.preparer)
 
 
 def text_of_passages(passages: Iterable[tuple[int, str]]) -> str:

@@ -14,8 +14,7 @@ from kvweave.answer_cache.evidence import is_non_answer, is_supported, repeats
 from kvweave.answer_cache.predictions import DropReason
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.answer_cache.worth import PredictionOrigin
-from kvweave.answering.cached_answers import CachedAnswers
-from kvweave.answering.settings import Settings
+from kvweave.answering.ask import Asker
 from kvweave.background.calibration import Calibrator, Step
 from kvweave.background.paraphrases import Paraphraser
 from kvweave.background.planning import PredictFromHistory, Summarise, answers_ahead
@@ -25,10 +24,9 @@ from kvweave.background.prompts import can_paraphrase
 from kvweave.options import AskOptions
 from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
+from kvweave.state.active_requests import RequestGuard
 from kvweave.state.background_budget import Worth
-from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
-from kvweave.state.metadata import KBMetadata
 from kvweave.text import content_stems
 
 JobKind: TypeAlias = Literal[
@@ -69,33 +67,23 @@ class JobSource:
 
     Args:
         state: its tables.
-        components: its models and its index.
-        cached: its answers.
-        settings: those of requests.
-        metadata: what it was made with.
-        yield_to_requests: called between parts of a job that run no model.
-        waited_s: see `Precomputer`.
+        asker: answers its questions.
+        guard: makes jobs yield to requests.
     """
 
-    def __init__(
-        self,
-        state: KnowledgeBaseState,
-        components: Components,
-        cached: CachedAnswers,
-        settings: Settings,
-        metadata: KBMetadata,
-        yield_to_requests: Callable[[], None],
-        waited_s: Callable[[], float],
-    ) -> None:
-        self._state, self._cached, self._settings, self._metadata = state, cached, settings, metadata
+    def __init__(self, state: KnowledgeBaseState, asker: Asker, guard: RequestGuard) -> None:
+        self._state, self._cached, self._settings = state, asker.cached, asker.settings
+        self._metadata, self._guard = asker.metadata, guard
         self._predictions, self._budget = state.predictions, state.background_budget
-        self._yield_to_requests = yield_to_requests
-        self._context = cache(components.request_context)
-        unrecorded = replace(cached, predictions=None)  # no user asks
-        self._precomputer = Precomputer(self._context, unrecorded, settings, metadata.system, waited_s)
-        auto = settings.config.recipe == AUTO
-        self._calibrator = Calibrator(state, components, settings) if auto else None
-        self._answers_ahead = answers_ahead(cached.threshold, settings.config.prediction.decode_cutoff)
+        self._context = cache(asker.components.request_context)
+        unrecorded = replace(asker.cached, predictions=None)  # no user asks
+        self._precomputer = Precomputer(
+            self._context, unrecorded, asker.settings, asker.metadata.system, lambda: guard.waited_s
+        )
+        config = asker.settings.config
+        auto = config.recipe == AUTO
+        self._calibrator = Calibrator(state, asker.components, asker.settings) if auto else None
+        self._answers_ahead = answers_ahead(asker.cached.threshold, config.prediction.decode_cutoff)
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AskOptions]] | None = None
         self._renew_predictor()
@@ -160,7 +148,7 @@ class JobSource:
     def _measured(self, job: Job) -> None:
         """Do a job, and record by how much the stored KV grew, and the work on a kind of prediction."""
         store = self._state.store
-        before, began, waited_s = store.used_bytes, time.perf_counter(), self._precomputer.waited_s()
+        before, began, waited_s = store.used_bytes, time.perf_counter(), self._guard.waited_s
         try:
             job.do()
         finally:
@@ -168,14 +156,14 @@ class JobSource:
             if grown > 0:
                 self._budget.add_worth(Worth(kv_bytes=grown))
             if job.origin is not None:
-                waited_s = self._precomputer.waited_s() - waited_s
+                waited_s = self._guard.waited_s - waited_s
                 self._predictions.worth.add_seconds(job.origin, time.perf_counter() - began - waited_s)
 
     def _refresh(self) -> Job | None:
         cached = self._cached
         if next(cached.unchecked(), None) is None:
             return None
-        check = partial(cached.refresh, between=self._yield_to_requests)
+        check = partial(cached.refresh, between=self._guard.yield_to_requests)
         return Job("refresh", "checking answers", ("refresh", cached.answers.epoch), 1, check)
 
     def _answers(self) -> Job | None:

@@ -11,8 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvweave.answering.cached_answers import CachedAnswers
-from kvweave.answering.settings import Settings
+from kvweave.answering.ask import Asker
 from kvweave.background.conditions import (
     OwnLoad,
     budget_condition,
@@ -28,9 +27,7 @@ from kvweave.models.gguf.reporting import reporting
 from kvweave.models.preemption import Preempted
 from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
 from kvweave.state.background_budget import Spent
-from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress, no_progress
-from kvweave.state.metadata import KBMetadata
 
 if TYPE_CHECKING:
     from kvweave.documents.chunk_preparation import ChunkPreparer
@@ -61,20 +58,14 @@ class BackgroundRunner:
 
     Attributes:
         state: its tables.
-        components: its models and its index.
-        cached: its answers.
-        settings: those of requests; they say too when to work, and how much.
-        metadata: what it was made with.
+        asker: answers its questions; the settings say too when to work, and how much.
         requests: the users' requests.
         preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
         own_load: this process's part of the machine's load.
     """
 
     state: KnowledgeBaseState
-    components: Components
-    cached: CachedAnswers
-    settings: Settings
-    metadata: KBMetadata
+    asker: Asker
     requests: ActiveRequests
     preparer: "ChunkPreparer"
     own_load: OwnLoad = field(default_factory=OwnLoad)
@@ -114,7 +105,7 @@ class BackgroundRunner:
 
         Documents that were added are prepared at once, between the requests.
         """
-        quiet_s, jobs_at_s, prepare_at_s = self.settings.config.idle.idle_quiet_s, 0.0, 0.0
+        quiet_s, jobs_at_s, prepare_at_s = self.asker.settings.config.idle.idle_quiet_s, 0.0, 0.0
         while not stop.is_set():
             pause_s = _PREPARE_POLL_S
             try:
@@ -142,16 +133,7 @@ class BackgroundRunner:
 
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
-        jobs = JobSource(
-            self.state,
-            self.components,
-            self.cached,
-            self.settings,
-            self.metadata,
-            guard.yield_to_requests,
-            lambda: guard.waited_s,
-        )
-        with closing(jobs):
+        with closing(JobSource(self.state, self.asker, guard)) as jobs:
             try:
                 while True:
                     guard.yield_to_requests()
@@ -170,13 +152,13 @@ class BackgroundRunner:
         if without := self.preparer.without_vector:  # what jobs retrieved now would soon be out of date
             return f"{without} chunks have no vector yet"
         budget = budget_condition(
-            self.settings.config.idle, self.state.background_budget.today(), asked_for=not low_load
+            self.asker.settings.config.idle, self.state.background_budget.today(), asked_for=not low_load
         )
         return self._unfit(low_load) or first_reason([budget])
 
     def _unfit(self, low_load: bool) -> str:
         """Return the reason not to work now other than the budget, or an empty string."""
-        config = self.settings.config.idle
+        config = self.asker.settings.config.idle
         return first_reason(
             conditions(config, machine_state(self.own_load)) if low_load else [power_condition(config)]
         )
@@ -186,7 +168,7 @@ class BackgroundRunner:
         began, waited, flops = time.perf_counter(), guard.waited_s, guard.flops
         finished = 0
         try:
-            with self.components.adapter.low_priority(guard):
+            with self.asker.components.adapter.low_priority(guard):
                 _run_to_end(job)
             finished = 1
         except KvweaveError as error:
