@@ -244,7 +244,7 @@ def _of_two(one: str, other: str, named: bool, place: _Place) -> tuple[str, ...]
     first, second = _without_accents(one), _without_accents(other)
     if first.isascii() and first == second:
         return (min(one, other, key=lambda word: not word.isascii()),) if named else ()
-    if _without_apostrophe(one) == _without_apostrophe(other):
+    if one.replace("'", "") == other.replace("'", ""):
         return ()
     if not all(word.isascii() and word.isalpha() for word in (first, second)):
         return None
@@ -398,7 +398,3 @@ def _is_variant(typed: str, meant: str) -> bool:
 
 def _without_accents(word: str) -> str:
     return "".join(sign for sign in unicodedata.normalize("NFD", word) if unicodedata.category(sign) != "Mn")
-
-
-def _without_apostrophe(word: str) -> str:
-    return word.replace("'", "")

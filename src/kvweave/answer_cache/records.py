@@ -66,20 +66,17 @@ class AnswerProvenance:
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer in the cache.
+    """An answer in the cache, with the question and options that it was computed for.
 
     Attributes:
         id: its row.
-        question: the question it was computed for.
-        vector: that question's vector, (dimensions,).
-        options: the options it was computed under.
+        vector: the question's, (dimensions,).
         similarity: cosine between that question and the one asked, -1..1.
-        text: the answer.
         sources: chunks that were in the prompt.
         chunks: names of the retrieved chunks.
         epoch: latest epoch of the document list in which these chunks were the best ones.
         made_at_s: seconds since 1970.
-        errors: words in lower case that were taken for typing errors; see `Comparison.errors`.
+        errors: see `Comparison.errors`.
     """
 
     id: int

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from kvweave.answer_cache.evidence import is_answerable, is_non_answer, is_supported
 from kvweave.answer_cache.records import Vector
-from kvweave.answering.answer_stream import Events, answer_from_cache
+from kvweave.answering.answer_stream import Answered, Events
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
@@ -22,7 +22,7 @@ from kvweave.results import Piece, Prefill
 from kvweave.state.components import Components
 from kvweave.state.metadata import KBMetadata
 from kvweave.text import content_stems
-from kvweave.types import NO_CONTEXT, Prompt, QuestionContext
+from kvweave.types import NO_CONTEXT, Prompt, QuestionContext, TokenizedPrompt
 
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
@@ -97,7 +97,16 @@ class Asker:
             return None
         began = time.perf_counter()
         found = self.cached.find(question, vector, options)
-        return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
+        if found is None:
+            return None
+        whole = self.cached.answer(found, began)
+
+        def events() -> Events:
+            yield Piece(whole.text)
+            self.cached.record_hit(found, question, vector)
+            yield Answered(whole, TokenizedPrompt((), (), (0, 0)), None)
+
+        return events()
 
     def _checked_answer(self, events: Events, question: str) -> Events:
         """Return the events; with `check_answers`, hold the text back until the passages are found to support it."""

@@ -42,11 +42,9 @@ _SEARCHED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswers:
-    """The answer cache of a knowledge base.
+    """The answer cache of a knowledge base, with the documents that its answers are checked against.
 
     Attributes:
-        answers: the stored questions and answers.
-        documents: the list of documents.
         index: opens the index when first called.
         threshold: τ, the least cosine of near questions, whose answers may be drafts.
         predictions: records what users ask; None for questions that no user asked.

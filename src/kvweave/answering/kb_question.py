@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
-from kvweave.answering.speculative import drafts_of
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import KnowledgeBaseError
 from kvweave.index.documents import DocumentTable
@@ -113,7 +112,8 @@ class KBQuestion(Asked):
         if not options.cacheable or options.cache != "use" or self.kv is not None:
             return []
         text = self.cached.draft(self.vector(), options)
-        return drafts_of(model, text) if text else []
+        # The cache has stripped the space that a reply may begin with.
+        return [model.template.tokenize(each) for each in (text, f" {text}")] if text else []
 
 
 def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[Source, ...]:

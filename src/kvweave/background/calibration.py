@@ -67,13 +67,9 @@ class Step:
 
 
 class Calibrator:
-    """Calibrates one knowledge base, for one run; close it.
+    """Calibrates one knowledge base for its settings, in one run; close it. Loads the model when a step first needs it.
 
-    Args:
-        state: the documents, the questions, and the table of results.
-        components: loads the model when a step first needs it.
-        settings: those that the result is for; they resolve `auto`.
-        given: questions to take in place of those asked and predicted.
+    `given` are questions to take in place of those asked and predicted.
     """
 
     def __init__(

@@ -63,13 +63,7 @@ class Job:
 
 
 class JobSource:
-    """The jobs of one knowledge base, for one run. Loads no model before a job needs it.
-
-    Args:
-        state: its tables.
-        asker: answers its questions.
-        guard: makes jobs yield to requests.
-    """
+    """The jobs of one knowledge base, for one run; they yield to requests by `guard`. Loads no model before a job needs it."""
 
     def __init__(self, state: KnowledgeBaseState, asker: Asker, guard: RequestGuard) -> None:
         self._state, self._cached, self._settings = state, asker.cached, asker.settings

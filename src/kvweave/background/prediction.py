@@ -91,15 +91,11 @@ class Candidate:
 
 @dataclass(eq=False)
 class QuestionPredictor:
-    """Predicts questions as they would be asked under `options`.
+    """Predicts questions as users are expected to ask them under `options`, from what `predictions` holds.
 
     Attributes:
         context: loads the parts of a request when first called.
-        documents: the list of documents.
-        answers: the answer cache.
-        predictions: where predictions are made from and stored.
         recipe: how stored chunk KV is reused when the model reads chunks, as for requests.
-        options: those under which users are expected to ask.
         system: the instruction that prompts start with.
         threshold: τ.
         stride: how many questions are predicted at a time (PerCache §4.1.2).

@@ -54,14 +54,10 @@ class BackgroundReport:
 
 @dataclass(eq=False)
 class BackgroundRunner:
-    """Runs a knowledge base's background jobs.
+    """Runs a knowledge base's background jobs, when and as much as its settings say, between the users' `requests`.
 
-    Attributes:
-        state: its tables.
-        asker: answers its questions; the settings say too when to work, and how much.
-        requests: the users' requests.
-        preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
-        own_load: this process's part of the machine's load.
+    The work of `preparer` comes first and is not part of the budget: a user waits for it. `own_load` is this process's part of the
+    machine's load.
     """
 
     state: KnowledgeBaseState

@@ -98,8 +98,7 @@ class CalibrationResult:
         first_tokens, answers: the least shares that had to be kept.
         asked, predicted, given: how many questions were asked by users, predicted, and given by the caller.
         made_at_s: seconds since 1970.
-        seconds: how long measuring took.
-        passes: passes over a question's prompt that this took, on average.
+        seconds, passes: how long measuring took; passes over a question's prompt, on average.
         trials: of all budgets, as they were tried.
     """
 

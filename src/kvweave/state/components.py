@@ -34,14 +34,10 @@ Ids = tuple[int, ...]
 
 @dataclass(eq=False)
 class Components:
-    """What the settings name, or else what the knowledge base was made with; each is compared with that.
+    """Models and index that `config` names, or else those of `metadata`, with which each is compared.
 
-    Attributes:
-        config: the settings.
-        folder: the knowledge base's; the index is in it.
-        metadata: what the knowledge base was made with.
-        state: its store gets a tier on the model's device.
-        resident: gives the models that are loaded already; None to load those of this knowledge base.
+    The index is in `folder`. The store of `state` gets a tier on the model's device. `resident` gives models that are loaded
+    already; None loads those of this knowledge base.
     """
 
     config: Config
