@@ -37,9 +37,6 @@ _CANDIDATES: Final = 8
 _LEAST_COSINE: Final = 0.4
 """Stored questions below are not compared, unless they have almost the same letters."""
 
-_RECENT_QUESTIONS: Final = 2048
-"""The number of questions that `AnswerCache.nearest` compares: that takes a few milliseconds."""
-
 _MOST_NARROWER: Final = 32
 """How many smaller values of `top_k` are looked at: answers to a small knowledge base were once stored under the number of
 its chunks."""
@@ -131,22 +128,15 @@ class AnswerCache:
         return None
 
     def nearest(self, vector: Vector, options: AskOptions, threshold: float) -> CachedAnswer | None:
-        """Return the answer to the recently used question with the highest cosine to a vector (dimensions,), or None below `threshold`.
+        """Return the answer to the question with the highest cosine to a vector (dimensions,), or None below `threshold`.
 
         It may be another question.
         """
-        rows = self._database.query(
-            """SELECT id, vector FROM banked_questions WHERE id IN (
-                 SELECT id FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL
-                 ORDER BY last_used DESC LIMIT ?)""",
-            (options.cache_key(), _RECENT_QUESTIONS),
-        )
-        if not rows:
+        near = self._neighbours.nearest("", vector, options.cache_key(), 1, threshold)
+        if not near or near[0][1] < threshold:  # a question of few letters is listed whatever its cosine
             return None
-        cosines = read_vector(b"".join(blob for _, blob in rows)).reshape(len(rows), -1) @ vector
-        best = int(cosines.argmax())
-        answer = self._answer(rows[best][0]) if cosines[best] >= threshold else None
-        return None if answer is None else replace(answer, similarity=float(cosines[best]))
+        answer = self._answer(near[0][0])
+        return None if answer is None else replace(answer, similarity=near[0][1])
 
     def similar(self, vector: Vector, options: AskOptions, threshold: float) -> list[tuple[str, float]]:
         """Return questions, answered or not, with their cosine to a vector (dimensions,) if at least `threshold`.
