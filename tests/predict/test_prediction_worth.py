@@ -15,8 +15,8 @@ def worth(predictions, origin="knowledge"):
 
 def test_questions_count_once_a_prediction_is_ready(predictions):
     predictions.record_question("one?")
-    predictions.worth.add_ready("knowledge")
-    predictions.worth.add_seconds("knowledge", 6.0)
+    predictions.worth.add("knowledge", ready=1)
+    predictions.worth.add("knowledge", seconds=6.0)
     predictions.record_question("two?")
     found = worth(predictions)
     assert (found.ready, found.asked, found.hits, found.seconds, found.work) == (1, 1, 0, 6.0, 3.0)
@@ -51,8 +51,8 @@ def test_a_kind_is_paused_only_on_enough_evidence(asked, work, hits, answer_s, p
 
 
 def test_a_change_of_documents_gives_every_kind_its_chance_again(predictions):
-    predictions.worth.add_ready("knowledge")
-    predictions.worth.add_seconds("knowledge", 1000.0)
+    predictions.worth.add("knowledge", ready=1)
+    predictions.worth.add("knowledge", seconds=1000.0)
     for number in range(LEAST_ASKED):
         predictions.record_question(f"{number}?")
     assert worth(predictions).paused

@@ -108,7 +108,7 @@ class PredictionStore:
         with self._database.transaction():
             origin = self.predicted.record_hit(question)
             if origin is not None:
-                self.worth.add_hit(origin)
+                self.worth.add(origin, hits=1)
 
     def documents_changed(self, gone: Iterable[str]) -> list[str]:
         """Delete everything made from versions that are gone, in this transaction; return the deleted questions.

@@ -70,17 +70,14 @@ class PredictionWorth:
         self._database = database
         database.script(self._SCHEMA)
 
-    def add_ready(self, origin: PredictionOrigin) -> None:
-        """Count a question that was answered ahead."""
-        self._add("ready", origin, 1)
-
-    def add_hit(self, origin: PredictionOrigin) -> None:
-        """Count an answer given to a user."""
-        self._add("hits", origin, 1)
-
-    def add_seconds(self, origin: PredictionOrigin, seconds: float) -> None:
-        """Add work."""
-        self._add("seconds", origin, seconds)
+    def add(self, origin: PredictionOrigin, *, ready: int = 0, hits: int = 0, seconds: float = 0.0) -> None:
+        """Count questions that were answered ahead, answers given to users, and work."""
+        self._database.execute(
+            """INSERT INTO prediction_worth (origin, ready, hits, seconds) VALUES (?, ?, ?, ?)
+               ON CONFLICT (origin) DO UPDATE SET ready = ready + excluded.ready, hits = hits + excluded.hits,
+                 seconds = seconds + excluded.seconds""",
+            (origin, ready, hits, seconds),
+        )
 
     def all(self, answer_s: float | None) -> dict[PredictionOrigin, PredictionStatus]:
         """Return the status of every kind; `answer_s` as in `prediction_status`."""
@@ -90,10 +87,3 @@ class PredictionWorth:
             origin: prediction_status(*found.get(origin, (0, 0, 0, 0.0)), answer_s)
             for origin in get_args(PredictionOrigin)
         }
-
-    def _add(self, column: str, origin: PredictionOrigin, value: float) -> None:
-        self._database.execute(
-            f"""INSERT INTO prediction_worth (origin, {column}) VALUES (?, ?)
-                ON CONFLICT (origin) DO UPDATE SET {column} = {column} + excluded.{column}""",
-            (origin, value),
-        )

@@ -92,14 +92,6 @@ class CachedAnswers:
             for chunk in self.index().search(error, found.vector, _SEARCHED, visible)
         )
 
-    def draft(self, vector: Vector, options: AskOptions) -> str:
-        """Return the answer to the most similar question as a draft for the model to verify, or an empty text.
-
-        It may be another question, and the answer may be invalid.
-        """
-        nearest = self.answers.nearest(vector, options, self.threshold)
-        return "" if nearest is None else nearest.text
-
     def answer(self, found: CachedAnswer, began: float) -> Answer:
         """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began

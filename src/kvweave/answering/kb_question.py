@@ -111,9 +111,11 @@ class KBQuestion(Asked):
             return []  # a recurrent state cannot take back the drafts that are rejected
         if not options.cacheable or options.cache != "use" or self.kv is not None:
             return []
-        text = self.cached.draft(self.vector(), options)
+        nearest = self.cached.answers.nearest(self.vector(), options, self.cached.threshold)
+        if nearest is None:
+            return []
         # The cache has stripped the space that a reply may begin with.
-        return [model.template.tokenize(each) for each in (text, f" {text}")] if text else []
+        return [model.template.tokenize(each) for each in (nearest.text, f" {nearest.text}")]
 
 
 def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[Source, ...]:

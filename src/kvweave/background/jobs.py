@@ -151,7 +151,7 @@ class JobSource:
                 self._budget.add_worth(Worth(kv_bytes=grown))
             if job.origin is not None:
                 waited_s = self._guard.waited_s - waited_s
-                self._predictions.worth.add_seconds(job.origin, time.perf_counter() - began - waited_s)
+                self._predictions.worth.add(job.origin, seconds=time.perf_counter() - began - waited_s)
 
     def _refresh(self) -> Job | None:
         cached = self._cached
@@ -238,7 +238,7 @@ class JobSource:
                 if predicted.drop(question, dropped):
                     self._cached.answers.delete([question])
         elif (origin := predicted.origin_of(question)) is not None:
-            self._predictions.worth.add_ready(origin)
+            self._predictions.worth.add(origin, ready=1)
 
     def _prediction(self) -> Job | None:
         predictor = self._predictor
@@ -266,8 +266,7 @@ class JobSource:
         stored = writer.do(question)
         if stored:
             self._budget.add_worth(Worth(entries=stored))
-            for _ in range(stored):
-                self._predictions.worth.add_ready("paraphrase")
+            self._predictions.worth.add("paraphrase", ready=stored)
 
     def _restoration(self) -> Job | None:
         facts = self._state.facts
