@@ -120,7 +120,7 @@ class TestNextJob:
         predictions.summary.put((A0, A1), "About a.")
         job = self.job(predictions, *chunks)
         assert isinstance(job, PredictFromDocuments)
-        assert (job.part.text, job.round, job.others) == ("About a.", 0, ())
+        assert (job.part.text, job.part.rounds, job.others) == ("About a.", 0, ())
         predictions.summary.record_round(job.part.id)
         assert self.job(predictions, *chunks) == Summarise((B0,))
         predictions.summary.put((B0,), "About b.")
@@ -130,7 +130,7 @@ class TestNextJob:
         for number in range(1, ROUNDS_PER_PART):
             for text in ("About a.", "About b."):
                 job = self.job(predictions, *chunks)
-                assert (job.part.text, job.round) == (text, number)
+                assert (job.part.text, job.part.rounds) == (text, number)
                 predictions.summary.record_round(job.part.id)
         assert self.job(predictions, *chunks) is None
 

@@ -75,22 +75,20 @@ class Paraphraser:
 
     def _wording(self, text: str, found: CachedAnswer) -> _Wording | None:
         """Return a wording, screened; None if it is known or recognised anyway."""
-        predicted, matcher = self.predictor.predictions.predicted, self.predictor.answers.matcher
-        if text == found.question or predicted.contains(text) or matcher.is_time_sensitive(text):
+        predictor, answers, options = self.predictor, self.predictor.answers, self.predictor.options
+        known = text == found.question or predictor.predictions.predicted.contains(text)
+        if known or answers.matcher.is_time_sensitive(text) or answers.stored(text, options) is not None:
             return None
-        if self.predictor.answers.stored(text, self.predictor.options) is not None:
-            return None
-        vector = self.predictor.context().encoder.encode([text])[0]
+        context, epoch = predictor.context(), answers.epoch
+        vector = context.encoder.encode([text])[0]
         cosine = similarity(vector, found.vector)
-        if matcher.same(text, found.question, cosine, self.predictor.threshold):
+        if answers.matcher.same(text, found.question, cosine, predictor.threshold):
             return None
-        epoch = self.predictor.answers.epoch
-        index = self.predictor.context().index
-        chunks = best_chunks(index, self.predictor.documents, text, vector, self.predictor.options.top_k)
+        chunks = best_chunks(context.index, predictor.documents, text, vector, options.top_k)
         texts = [chunk.text for chunk in chunks]
-        fault = self.predictor.fault(text, vector, texts)
+        fault = predictor.fault(text, vector, texts)
         differs = not keeps_decisive_words(found.question, text) or changes_meaning(found.question, text)
-        if fault is None and (cosine < self.predictor.threshold or differs):
+        if fault is None and (cosine < predictor.threshold or differs):
             fault = "other meaning"
         origin = provenance(chunks, epoch)
         same = set(origin.chunks) == set(found.chunks) and is_supported(text, found.text, texts)
@@ -98,24 +96,18 @@ class Paraphraser:
 
     def _store(self, wording: _Wording, found: CachedAnswer) -> bool:
         """Store a wording, in the caller's transaction; return whether it got the answer."""
-        if not wording.origin.versions <= self.predictor.documents.visible_versions():
+        predictor, answers, options = self.predictor, self.predictor.answers, self.predictor.options
+        text, vector, versions = wording.text, wording.vector, wording.origin.versions
+        if not versions <= predictor.documents.visible_versions():
             return False
-        if self.predictor.answers.stored(wording.text, self.predictor.options) is not None:
+        if answers.stored(text, options) is not None:
             return False  # it was asked meanwhile and has an answer of its own
-        versions = wording.origin.versions
-        self.predictor.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
+        predictor.predictions.predicted.add(text, "paraphrase", versions, wording.dropped)
         if wording.dropped is not None:
             return False
         if not wording.same_evidence:
-            self.predictor.answers.add_predicted(wording.text, wording.vector, self.predictor.options)
+            answers.add_predicted(text, vector, options)
             return False
-        ahead_s = self.predictor.answers.ahead_s(found) or self.answer_s() or 0.0
-        what = (
-            wording.text,
-            wording.vector,
-            self.predictor.options,
-            found.text,
-            found.sources,
-            wording.origin,
-        )
-        return self.predictor.answers.put(*what, asked=False, ahead_s=ahead_s)
+        ahead_s = answers.ahead_s(found) or self.answer_s() or 0.0
+        kept = (text, vector, options, found.text, found.sources, wording.origin)
+        return answers.put(*kept, asked=False, ahead_s=ahead_s)

@@ -30,11 +30,6 @@ class PredictFromDocuments:
     part: SummaryPart
     others: tuple[SummaryPart, ...]
 
-    @property
-    def round(self) -> int:
-        """The part's round of predictions, from 0."""
-        return self.part.rounds
-
 
 @dataclass(frozen=True, slots=True)
 class PredictFromHistory:

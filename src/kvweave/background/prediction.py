@@ -161,7 +161,7 @@ class QuestionPredictor:
         def done() -> bool:
             return self.predictions.summary.record_round(job.part.id)
 
-        draws = range(job.round * self._draws, (job.round + 1) * self._draws)
+        draws = range(job.part.rounds * self._draws, (job.part.rounds + 1) * self._draws)
         if self._asks_for_answers:
             asked = answers_in(job.part.text)[draws.start : draws.stop]
             self._store(self._replies_to(asked), "knowledge", [job.part], done)
