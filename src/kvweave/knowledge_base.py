@@ -348,7 +348,7 @@ class KnowledgeBase:
         """Return the cost and use of background work, and whether it may run now; `machine` defaults to this machine."""
         from kvweave.background.status import idle_status
 
-        return idle_status(self.background_budget, self.config.idle, self.answers, self.predictions, machine)
+        return idle_status(self.state, self.config.idle, machine)
 
     # Calibration
 

@@ -3,8 +3,6 @@
 import time
 from dataclasses import dataclass
 
-from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
 from kvweave.background.conditions import (
     Condition,
@@ -16,7 +14,8 @@ from kvweave.background.conditions import (
     seconds_per_day,
 )
 from kvweave.config import IdleConfig
-from kvweave.state.background_budget import BackgroundBudget, Spent, Worth, sum_of
+from kvweave.state.background_budget import Spent, Worth, sum_of
+from kvweave.state.knowledge_base_state import KnowledgeBaseState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +57,25 @@ class IdleStatus:
 
 
 def idle_status(
-    budget: BackgroundBudget,
-    config: IdleConfig,
-    answers: AnswerCache,
-    predictions: PredictionStore,
-    machine: MachineState | None = None,
+    state: KnowledgeBaseState, config: IdleConfig, machine: MachineState | None = None
 ) -> IdleStatus:
     """Return the status of a knowledge base's background work; `machine` is that of this one if it is not given."""
+    budget, predictions = state.background_budget, state.predictions
     today = budget.totals(today=True)
-    state = machine_state(OwnLoad()) if machine is None else machine
+    spent_today = sum_of(today.values())
+    machine = machine_state(OwnLoad()) if machine is None else machine
     return IdleStatus(
         time.strftime("%Y-%m-%d"),
-        budget.today(),
+        spent_today,
         sum_of(budget.totals().values()),
         seconds_per_day(config),
         config.idle_flops_per_day,
         {kind: spent.jobs for kind, spent in today.items()},
         budget.worth(today=True),
         budget.worth(),
-        answers.totals().waiting,
+        state.answers.totals().waiting,
         predictions.worth.all(budget.answer_seconds()),
         predictions.predicted.totals().reasons,
         predictions.summary.drops(),
-        (*conditions(config, state), budget_condition(config, budget.today())),
+        (*conditions(config, machine), budget_condition(config, spent_today)),
     )
