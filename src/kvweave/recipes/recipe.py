@@ -22,6 +22,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import AttentionHook
+from kvweave.models.support import check_logits
 from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
@@ -93,7 +94,7 @@ def run(
             bounded, the result has no new entries, since these would be held until the end.
         prefix_context: text before the prompt, which the sink appends to.
 
-    Raises InvalidRequest for an impossible budget, PromptTooLong, and whatever the sink raises.
+    Raises InvalidRequest for an impossible budget, PromptTooLong, ModelError for logits of NaN, and whatever the sink raises.
     """
     adapter.check_length(prompt.tokens + (len(prefix_context.token_ids) if prefix_context is not None else 0))
     started = time.perf_counter()
@@ -119,6 +120,7 @@ def run(
                 rows = torch.cat([selected, state.fresh]).sort().values
                 check_cancelled()
                 logits = recipe.recompute.run(state, rows, hooks, capture=bool(new.spans))
+                check_logits(logits, adapter.fingerprint.name)
                 return _result(recipe, state, selected, logits, new, clock)
             except DamagedEntry as error:
                 _verify_each(matched)
@@ -137,7 +139,7 @@ def store_entries(entries: Sequence[StoreEntry], store: KVStore, model: ModelFin
     """
     try:
         return sum(entry.put(store, model) for entry in entries)
-    except (StoreError, OSError) as error:
+    except (StoreError, OSError, InvalidRequest) as error:
         _LOG.warning("what this request computed is not stored: %s", error)
         return 0
 

@@ -22,6 +22,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.model_state import ModelState
 from kvweave.models.snapshot_adapter import SnapshotAdapter
+from kvweave.models.support import check_logits
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.prepare import NotPrepared
@@ -80,7 +81,7 @@ def run_from_snapshot(
 
     No entry is written: store `new_entries` once the answer is out. A budget that recomputes all ignores what is stored.
 
-    Raises InvalidRequest for another recipe than one of exact prefixes, and PromptTooLong.
+    Raises InvalidRequest for another recipe than one of exact prefixes, PromptTooLong, and ModelError for logits of NaN.
     """
     if not uses_exact_prefixes_alone(recipe):
         raise InvalidRequest(
@@ -101,6 +102,7 @@ def run_from_snapshot(
             if number in path.ends and size <= room:  # the copies wait in memory for the answer to be out
                 entries.append(path.entry(number, adapter.snapshot(state)))
                 room -= size
+    check_logits(logits, adapter.fingerprint.name)
     adapter.synchronize()
     done = time.perf_counter()
     timing = Timing(

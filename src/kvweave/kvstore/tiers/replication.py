@@ -16,6 +16,7 @@ from typing import Literal
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.kvstore.eviction import choose_victims
+from kvweave.kvstore.format import check_finite
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.shared_catalog import QueuedEntry, SharedCatalog
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
@@ -198,7 +199,7 @@ class ReplicatedTier:
                 continue
             checked += 1
             try:
-                self.reader.verified(key, data)
+                check_finite(self.reader.verified(key, data).content, f"entry {key} of {self.tier.location}")
             except DamagedEntry as error:
                 self.reader.drop_damaged(key, error)
                 damaged.append(str(error))
