@@ -21,6 +21,7 @@ import numpy.typing as npt
 from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import MissingExtra, ModelNotFound
 from kvweave.extras import require
+from kvweave.hub import folder_without_hub
 from kvweave.machine import all_threads, has_fast_matmul, respect_cpu_limits
 
 if TYPE_CHECKING:
@@ -137,7 +138,10 @@ class TextEncoder:
         with LOADING_LOCK, quiet_loading():
             respect_cpu_limits()
             try:
-                if not looks_local:
+                fetched = None if looks_local else folder_without_hub(self._place)
+                if fetched is not None:
+                    folder, looks_local = fetched, True
+                elif not looks_local:
                     folder = _described(self._place)
                 if MeanPooling.describes(folder):
                     return MeanPooling(folder, weights=folder if looks_local else self._place)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from kvweave.embedding import LOADING_LOCK, quiet_loading
 from kvweave.errors import ModelNotFound
 from kvweave.extras import require
+from kvweave.hub import folder_without_hub
 
 BATCH: Final = 16
 
@@ -53,6 +54,9 @@ class Reranker:
             try:
                 from sentence_transformers import CrossEncoder
 
+                fetched = None if looks_local else folder_without_hub(self._place)
+                if fetched is not None:
+                    folder, looks_local = fetched, True
                 model = CrossEncoder(
                     str(folder) if looks_local else self._place, local_files_only=looks_local
                 )

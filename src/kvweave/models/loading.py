@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
+from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
 from kvweave.models.critical_layers import read_layers
 from kvweave.models.fingerprint import TOKENIZER_FACT, digest_tokenizer
 from kvweave.models.forward import use_few_rows
-from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
+from kvweave.models.precision import Precision, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
 from kvweave.models.remembered import ModelMemory
@@ -118,8 +119,10 @@ def _find(name: str, home: Path) -> _Found:
         return _Found(str(gguf.folder), gguf.name)
     _check_folder(name)
     folder = Path(name).expanduser()
-    place = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
-    return _Found(place, place)
+    if folder.exists():
+        place = str(folder.absolute())  # the same from any working directory
+        return _Found(place, place)
+    return _Found(str(folder_without_hub(name) or name), name)
 
 
 def _shipped(name: str) -> Path | None:
