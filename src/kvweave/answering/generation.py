@@ -19,9 +19,9 @@ from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDeco
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
 from kvweave.models.adapter import Adapter
+from kvweave.models.forward import check_logits
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
-from kvweave.models.support import check_logits
 from kvweave.options import Sampling
 from kvweave.recipes.request import PrefillResult
 from kvweave.recipes.snapshots import SnapshotResult

@@ -31,7 +31,7 @@ from kvweave.models.attention import (
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.critical_layers import middle_layers
-from kvweave.models.fingerprint import fingerprint
+from kvweave.models.fingerprint import WatchedFingerprint
 from kvweave.models.forward import (
     LayerTime,
     RowSchedule,
@@ -52,7 +52,7 @@ from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import probe
-from kvweave.types import ChunkKV, TokenizedPrompt
+from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
 
 
 class Adapter:
@@ -91,8 +91,17 @@ class Adapter:
         self._lock = PassLock()
         self._thread = threading.local()  # `low`: the priority of this thread's passes, if it is low
         self.critical_layers = middle_layers(self.geometry.layers)
-        self.fingerprint = fingerprint(model, tokenizer, name or type(model).__name__, memory)
+        self._fingerprint = WatchedFingerprint(model, tokenizer, name or type(model).__name__, memory)
         self.spans: SpanPool | None = None
+
+    @property
+    def fingerprint(self) -> ModelFingerprint:
+        """Names the weights and everything else that stored KV depends on, as `check_weights` last found them."""
+        return self._fingerprint.value
+
+    def check_weights(self) -> ModelFingerprint:
+        """Return the fingerprint, made anew if the weights were changed; called once in a request."""
+        return self._fingerprint.check()
 
     # Caches and chunks
 

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from kvweave.errors import ModelError, UnsupportedModel
+from kvweave.errors import UnsupportedModel
 from kvweave.models.attention import ROWS_KEYWORD, RowPlan, attention_modules
 from kvweave.models.hooks import LayerQueries, StopForward
 from kvweave.models.rotary import APPLY_NAME, LayerRotation, Rotation, RotationRecorder, modelling_module
-from kvweave.ops.quantise import NOT_FINITE
 
 PROBE_TOKENS = 5
 
@@ -283,12 +282,3 @@ def _check_rotation(model: PreTrainedModel, rotation: Rotation, recorded: _Recor
                 f"{type(model).__name__} changes keys after rotating them (layer {index}); stored keys could not "
                 "be moved exactly"
             )
-
-
-def check_logits(logits: Tensor, model: str) -> None:
-    """Raise ModelError if the logits of the model of this name are not numbers (NaN)."""
-    if bool(logits.isnan().any()):
-        raise ModelError(
-            f"{model} gives NaN for this text, so there is no answer: {NOT_FINITE}. If only stored KV does it, "
-            "`kvweave cache verify` drops that"
-        )

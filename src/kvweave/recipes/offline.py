@@ -48,6 +48,7 @@ def prepare(
     """
     if isinstance(chunks, str):
         raise TypeError("chunks is one string; give a list or tuple of chunk texts")
+    adapter.check_weights()
     ids = [tuple(adapter.template.chunk_ids(text)) for text in chunks]
     corpus = ChunkList(
         [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)

@@ -20,9 +20,9 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
+from kvweave.models.forward import check_logits
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import AttentionHook
-from kvweave.models.support import check_logits
 from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
@@ -96,6 +96,7 @@ def run(
 
     Raises InvalidRequest for an impossible budget, PromptTooLong, ModelError for logits of NaN, and whatever the sink raises.
     """
+    adapter.check_weights()
     adapter.check_length(prompt.tokens + (len(prefix_context.token_ids) if prefix_context is not None else 0))
     started = time.perf_counter()
     budget = recipe.budget(ratio, coverage)

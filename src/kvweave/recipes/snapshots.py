@@ -20,9 +20,9 @@ from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
+from kvweave.models.forward import check_logits
 from kvweave.models.model_state import ModelState
 from kvweave.models.snapshot_adapter import SnapshotAdapter
-from kvweave.models.support import check_logits
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.prepare import NotPrepared
@@ -87,6 +87,7 @@ def run_from_snapshot(
         raise InvalidRequest(
             f"recipe {recipe.name} cannot be used with {adapter.fingerprint.name}; use prefix"
         )
+    adapter.check_weights()
     adapter.check_length(prompt.tokens)
     started = time.perf_counter()
     path = _Path(prompt)
