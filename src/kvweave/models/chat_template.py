@@ -5,7 +5,7 @@ none. transformers' `apply_chat_template` and vLLM do the same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.errors import InvalidRequest, UnsupportedModel
@@ -44,7 +44,7 @@ _TAGS: Final = (
 class Frame:
     """The text around a prompt's parts: before the chunks, before the question, after the question; and the reply's format.
 
-    With earlier messages, `lead` stands before the first of them, and `between` before each other one and the question.
+    `turns` are the earlier messages, each as the template's text before it and its own, which comes from outside.
     """
 
     head: str
@@ -52,7 +52,7 @@ class Frame:
     tail: str
     chat: bool
     reply: ReplyFormat
-    between: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 class ChatTemplate:
@@ -75,42 +75,46 @@ class ChatTemplate:
         *,
         think: bool = False,
         several_lines: bool = False,
-        earlier: Sequence[str] = (),
+        earlier: Sequence[tuple[str, str]] = (),
     ) -> Frame:
         """Return the text around the parts of a prompt after an instruction, the default one if it is None.
 
         `think` lets a reasoning model think before it answers, if its template has a switch for that. Without a chat
-        template, the reply is one line unless `several_lines`. `earlier` are the roles of messages before the question.
+        template, the reply is one line unless `several_lines`. `earlier` are the role and text of messages before the question.
+        Thoughts in them stay or go as the template does it, but never stand before the chunks.
 
         Raises UnsupportedModel if the template leaves a message out, InvalidRequest if it refuses these roles.
         """
         system = DEFAULT_SYSTEM if system is None else system
-        if earlier:
-            return self._frame_of_turns(system, [*earlier, "user"], think=think, several_lines=several_lines)
         if not self.exists:
-            head = f"{system}{SEPARATOR}" if system else ""
-            reply = ReplyFormat(one_line=not several_lines)
-            return Frame(head, QUESTION_LEAD, ANSWER_LEAD, chat=False, reply=reply)
-        body = f"{_CHUNKS_MARK}{QUESTION_LEAD}{_QUESTION_MARK}"
-        text = self._text(system, [{"role": "user", "content": body}], think=think)
+            plain = _plain_frame(system, [*earlier, ("user", "")], several_lines=several_lines)
+            return replace(plain, lead=plain.turns[-1][0], turns=plain.turns[:-1])
+        marked = [_Marked(role, self._parts(role, text), n) for n, (role, text) in enumerate(earlier)]
+        if marked:
+            *thoughts, (_, answer) = marked[0].parts
+            marked[0].parts = [("", answer.lstrip() if thoughts else answer)]
+        contents = [(each.role, each.body) for each in marked] + [("user", _QUESTION_MARK)]
+        contents = [(role, f"{QUESTION_LEAD if role == 'user' else ''}{body}") for role, body in contents]
+        contents[0] = contents[0][0], f"{_CHUNKS_MARK}{contents[0][1]}"
+        text = self.text(contents, system, think=think)
         head, chunks, rest = text.partition(_CHUNKS_MARK)
+        turns, rest = _split_at_marks(rest, marked)
         lead, question, tail = rest.partition(_QUESTION_MARK)
         if not (chunks and question):
             raise UnsupportedModel("the model's chat template does not print the user's message as it is")
-        return Frame(head, lead, tail, chat=True, reply=self._reply(tail, think=think))
+        return Frame(head, lead, tail, chat=True, reply=self._reply(tail, think=think), turns=turns)
 
-    def chat_frame(self, system: str, roles: Sequence[str], *, think: bool = False) -> Frame:
-        """Return the text around the messages of a chat without chunks and questions.
+    def chat_frame(self, system: str, messages: Sequence[tuple[str, str]], *, think: bool = False) -> Frame:
+        """Return the text around the messages of a chat, each role and text, without chunks and questions: all are `turns`.
 
         Raises as `frame`.
         """
         if not self.exists:
-            return _plain_frame(system, roles, several_lines=False)
-        marks = _marks(len(roles))
-        head, *rest = self._around(system, roles, marks, think=think)
-        return Frame(
-            "", head, rest[-1], chat=True, reply=self.reply(rest[-1], think=think), between=tuple(rest[:-1])
-        )
+            return _plain_frame(system, messages, several_lines=False)
+        marked = [_Marked(role, self._parts(role, text), n) for n, (role, text) in enumerate(messages)]
+        text = self.text([(each.role, each.body) for each in marked], system, think=think)
+        turns, tail = _split_at_marks(text, marked)
+        return Frame("", "", tail, chat=True, reply=self.reply(tail, think=think), turns=turns)
 
     def text(self, messages: Sequence[tuple[str, str]], system: str = "", *, think: bool = False) -> str:
         """Return messages, each role and text, as the template prints them; raises InvalidRequest if it refuses them."""
@@ -128,34 +132,14 @@ class ChatTemplate:
         """Return the format of the reply to a prompt that ends with `tail`."""
         return self._reply(tail, think=think)
 
-    def _frame_of_turns(
-        self, system: str, roles: Sequence[str], *, think: bool, several_lines: bool
-    ) -> Frame:
-        if not self.exists:
-            return _plain_frame(system, roles, several_lines=several_lines)
-        marks = _marks(len(roles))
-        bodies = [
-            f"{QUESTION_LEAD}{mark}" if role == "user" else mark
-            for role, mark in zip(roles, marks, strict=True)
-        ]
-        bodies[0] = _CHUNKS_MARK + bodies[0]
-        before, *rest = self._around(system, roles, bodies, think=think)
-        head, chunks, lead = before.partition(_CHUNKS_MARK)
-        if not chunks:
-            raise UnsupportedModel("the model's chat template does not print the user's message as it is")
-        reply = self._reply(rest[-1], think=think)
-        return Frame(head, lead, rest[-1], chat=True, reply=reply, between=tuple(rest[:-1]))
-
-    def _around(self, system: str, roles: Sequence[str], bodies: Sequence[str], *, think: bool) -> list[str]:
-        """Return the text before each message's mark and after the last one; a body ends with its mark."""
-        text = self.text(list(zip(roles, bodies, strict=True)), system, think=think)
-        around = []
-        for mark in _marks(len(roles)):
-            before, found, text = text.partition(mark)
-            if not found:
-                raise UnsupportedModel("the model's chat template does not print every message as it is")
-            around.append(before)
-        return [*around, text]
+    def _parts(self, role: str, text: str) -> list[tuple[str, str]]:
+        """Return a message as its own text in parts, each with the tag before it: the thoughts of a reply, and its answer."""
+        tags = self._tags if role == "assistant" else None
+        if tags is None or tags.closing not in text:
+            return [("", text)]
+        thoughts, _, answer = text.rpartition(tags.closing)
+        opening = tags.opening if thoughts.lstrip().startswith(tags.opening) else ""
+        return [(opening, thoughts.lstrip().removeprefix(opening)), (tags.closing, answer)]
 
     def between_turns(self, system: str | None) -> str:
         """Return the text between an answer and the next turn."""
@@ -252,19 +236,59 @@ class ChatTemplate:
         return str(text)
 
 
-def _marks(count: int) -> list[str]:
-    """Return texts that stand for messages while a template is applied."""
-    return [f"\x02message {number}\x03" for number in range(count)]
+@dataclass(slots=True)
+class _Marked:
+    """A message while a template is applied: marks stand for its text, since a template's own text may have control tokens.
+
+    The template sees tags of thoughts and white space around the parts as they are: it may cut at the one and strip the other.
+    """
+
+    role: str
+    parts: list[tuple[str, str]]
+    number: int
+
+    @property
+    def body(self) -> str:
+        """The content that the template gets."""
+        return "".join(
+            f"{tag}{text[: len(text) - len(text.lstrip())]}{mark}{text[len(text.rstrip()) :] if mark else ''}"
+            for (tag, text), mark in zip(self.parts, self.marks, strict=True)
+        )
+
+    @property
+    def marks(self) -> list[str]:
+        """The mark of each part, empty for a part without text."""
+        return [
+            f"\x02message {self.number}.{part}\x03" if text.strip() else ""
+            for part, (_, text) in enumerate(self.parts)
+        ]
 
 
-def _plain_frame(system: str, roles: Sequence[str], *, several_lines: bool) -> Frame:
+def _split_at_marks(text: str, messages: Sequence[_Marked]) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return the template's text before each part of the messages that it printed, with the part, and what follows them.
+
+    Raises UnsupportedModel if it has left out more than thoughts.
+    """
+    turns = []
+    for message in messages:
+        for (_, own), mark in zip(message.parts, message.marks, strict=True):
+            before, found, rest = text.partition(mark) if mark else ("", "", "")
+            if found:
+                turns.append((before, own.strip()))
+                text = rest
+            elif mark and mark == message.marks[-1]:
+                raise UnsupportedModel("the model's chat template does not print every message as it is")
+    return tuple(turns), text
+
+
+def _plain_frame(system: str, messages: Sequence[tuple[str, str]], *, several_lines: bool) -> Frame:
     """Return the plain layout of messages: a question and its answer are a paragraph, and so is any other message."""
+    roles = [role for role, _ in messages]
     before = [_plain_lead(role, roles[number - 1] if number else "") for number, role in enumerate(roles)]
     head = f"{system}{SEPARATOR}" if system else ""
-    lead, *between = before or [""]
     tail = ANSWER_LEAD if roles and roles[-1] == "user" else f"{SEPARATOR}{ANSWER_LEAD.lstrip()}"
-    reply = ReplyFormat(one_line=not several_lines)
-    return Frame(head, lead, tail, chat=False, reply=reply, between=tuple(between))
+    turns = tuple((lead, text) for lead, (_, text) in zip(before, messages, strict=True))
+    return Frame(head, "", tail, chat=False, reply=ReplyFormat(one_line=not several_lines), turns=turns)
 
 
 def _plain_lead(role: str, before: str) -> str:

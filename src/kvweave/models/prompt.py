@@ -53,7 +53,8 @@ class PromptTemplate:
     ) -> tuple[tuple[int, ...], ReplyFormat]:
         """Return the ids of a chat, as `tokenizer.apply_chat_template` gives them, and the format of the reply.
 
-        Only where a message spells a control token are its ids others: the text of a message never becomes one.
+        Only where a message spells a control token are its ids others: the text of a message never becomes one. The template
+        sees the tags of thoughts in replies all the same, and leaves out what it always does.
         Raises InvalidRequest if the chat template refuses the messages.
         """
         count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
@@ -62,9 +63,9 @@ class PromptTemplate:
         if self._chat.exists and not any(token in text for _, text in messages for token in control):
             text = self._chat.text(turns, system, think=think)
             return self._template_ids(text, starts=True, chat=True), self._chat.reply(text, think=think)
-        frame = self._chat.chat_frame(system, [role for role, _ in turns], think=think)
+        frame = self._chat.chat_frame(system, turns, think=think)
         ids = list(self._template_ids(frame.head, starts=True, chat=frame.chat))
-        for before, (_, text) in zip((frame.lead, *frame.between), turns, strict=True):
+        for before, text in frame.turns:
             ids += [*self._template_ids(before, starts=False, chat=frame.chat), *self._plain.ids(text)]
         return (*ids, *self._template_ids(frame.tail, starts=False, chat=frame.chat)), frame.reply
 
@@ -150,9 +151,7 @@ class PromptTemplate:
         start = len(ids)
         if prompt.instruction:
             ids += self.chunk_ids(prompt.instruction)
-        user_start = len(ids)
-        texts = [*(text for _, text in prompt.earlier), prompt.question]
-        for before, text in zip((frame.lead, *frame.between), texts, strict=True):
+        for before, text in (*frame.turns, (frame.lead, prompt.question)):
             ids += self._template_ids(before, starts=False, chat=frame.chat)
             user_start = len(ids)
             ids += self._plain.ids(text)
@@ -166,7 +165,7 @@ class PromptTemplate:
             prompt.system,
             think=prompt.think,
             several_lines=prompt.several_lines,
-            earlier=[role for role, _ in prompt.earlier],
+            earlier=prompt.earlier,
         )
 
     def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
