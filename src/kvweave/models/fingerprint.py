@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 import torch
 import xxhash
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.models.quantised import quantised_modules, weight_bits
 from kvweave.models.remembered import ModelMemory
+from kvweave.models.text_prefix import without_prefix
 from kvweave.types import ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -63,6 +65,11 @@ def fingerprint(
         "configuration": _digest([type(model).__name__, _settings(model)]),
         "dtype": dtype,
     }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if isinstance(backend, Tokenizer) and without_prefix(backend) is not None:
+        parts["tokenizer"] += (
+            " joined"  # earlier versions put a space before each part of a prompt: other tokens
+        )
     # Digests of models in full precision and without adapters are older than these parts.
     more = {} if bits == "full" else {"weight_bits": bits}
     adapters = _adapters(model)
