@@ -63,7 +63,7 @@ class AdaptiveClusters(ClusterRetriever):
         store, counts, entry_format = self.store, self.shared.counts, self.store.entry_format
         self.reserve(clusters=1, rows=2 + self.table.heads)  # two halves, and a joined cluster per head
         entries = self._load_entries(head, cluster)  # (n, E)
-        keys = entry_format.decode(entries)[0].float()
+        keys = self.with_centre(entry_format.decode(entries)[0].float(), head)
         count = entries.shape[0]
         side = split_in_two(keys, max(self.shared.settings.clusters.max_entries, (count + 1) // 2))
         if 2 * int(side.sum()) > count:
