@@ -39,8 +39,7 @@ def folder_without_hub(hub_id: str) -> Path | None:
 @cache
 def hub_is_silent() -> bool:
     """Whether the hub says nothing for `WAIT_S`; asked once in a process. False in offline mode, where no library waits for it."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return False

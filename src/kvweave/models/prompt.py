@@ -323,8 +323,9 @@ class _Continuing:
     def of(cls, tokenizer: Any) -> "_Continuing | None":
         """Return one for a transformers tokenizer, None if it puts no space before a text."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        parts = without_prefix(backend) if isinstance(backend, Tokenizer) else None
-        return None if parts is None else cls(tokenizer, backend, parts)
+        if not isinstance(backend, Tokenizer) or (parts := without_prefix(backend)) is None:
+            return None
+        return cls(tokenizer, backend, parts)
 
     def spaced_after(self, token: int) -> bool:
         """Whether the tokenizer puts a space between this token and a text."""
