@@ -20,7 +20,7 @@ import torch
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.assembly import StoreComponents, assemble
-from kvweave.kvstore.format import Content
+from kvweave.kvstore.format import Content, is_finite
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_tokens
 from kvweave.kvstore.reports import TIERS, StoreStats, TierName, TierTotals, VerifyReport
 from kvweave.kvstore.tiers import disk_check
@@ -29,6 +29,7 @@ from kvweave.kvstore.tiers.memory import DeviceTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier
 from kvweave.kvstore.tiers.tiered import Found, LookUp
 from kvweave.kvstore.warned import WarnedTopics
+from kvweave.ops.quantise import NOT_FINITE
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -253,7 +254,7 @@ class ChunkStore:
             and one of the sources has no owner any more.
 
         Raises:
-            InvalidRequest: a shape, dtype or kind that cannot be stored; `max_versions` less than 1.
+            InvalidRequest: a shape, dtype or kind that cannot be stored; NaN or infinity; `max_versions` less than 1.
             StoreBusy: the catalogue was locked for too long.
             OSError: the file system failed in another way.
         """
@@ -547,6 +548,8 @@ class ChunkStore:
             )
         if key.digest in self.components.catalog.paths([key.digest]):
             return True
+        if not is_finite(content):
+            raise InvalidRequest(f"KV or a feature of NaN or infinity is not stored: {NOT_FINITE}")
         stored = self._tiers.disk.put(key, model.name, content, sources, max_versions)
         self._replicate()
         return stored

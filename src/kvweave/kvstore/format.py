@@ -21,7 +21,7 @@ from kvweave.errors import DamagedEntry, InvalidRequest
 from kvweave.kvstore.header import DTYPES, as_bytes, checksum, read_header, write_header
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_token_bytes, has_queries, quantised
 from kvweave.kvstore.layers import LayerStream, VerifiedLayers
-from kvweave.ops.quantise import NOT_FINITE, QuantisedKV, all_finite
+from kvweave.ops.quantise import QuantisedKV, all_finite
 from kvweave.types import STORAGES, ChunkFeature, ChunkKV, KVProvenance, Storage
 
 Content = ChunkKV | ChunkFeature
@@ -80,7 +80,7 @@ def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequ
 
     Raises:
         InvalidRequest: a shape, dtype or tensor name that cannot be stored; quantised KV whose provenance does not say
-            so; KV of NaN or infinity.
+            so.
     """
     plain, layered, storage = _tensors(content, key)
     ids = torch.tensor(content.token_ids, dtype=torch.int64)
@@ -161,16 +161,14 @@ def verify_content(content: Content) -> None:
         content.data.verify()
 
 
-def check_finite(content: Content, where: object) -> None:
-    """Raise DamagedEntry for verified KV of NaN or infinity, which earlier versions stored."""
-    if isinstance(content, ChunkKV) and isinstance(content.data, VerifiedLayers):
-        held = content.data.held
-        if not _finite(held.tensors() if isinstance(held, QuantisedKV) else {_KV: held}):
-            raise DamagedEntry(f"{where} holds NaN or infinity")
-
-
-def _finite(tensors: Mapping[str, Tensor]) -> bool:
-    return all(all_finite(tensor) for tensor in tensors.values() if tensor.is_floating_point())
+def is_finite(content: Content) -> bool:
+    """Return whether an entry has neither NaN nor infinity; of KV that was read, layers not verified yet are included."""
+    if isinstance(content, ChunkFeature):
+        tensors = list(content.tensors.values())
+    else:
+        held = content.data.held if isinstance(content.data, VerifiedLayers) else content.data
+        tensors = list(held.tensors().values()) if isinstance(held, QuantisedKV) else [content.kv]
+    return all(all_finite(tensor) for tensor in tensors if tensor.is_floating_point())
 
 
 def _map_file(path: Path) -> Tensor:
@@ -274,10 +272,7 @@ def _tensors(content: Content, key: EntryKey) -> tuple[dict[str, Tensor], dict[s
     held = content.data
     if isinstance(held, VerifiedLayers):
         held = held.verified()
-    tensors = _ordered(held.tensors() if isinstance(held, QuantisedKV) else {_KV: content.kv})
-    if not _finite(tensors):
-        raise InvalidRequest(f"KV of NaN or infinity is not stored: {NOT_FINITE}")
-    return {}, tensors, storage
+    return {}, _ordered(held.tensors() if isinstance(held, QuantisedKV) else {_KV: content.kv}), storage
 
 
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -311,5 +306,3 @@ def _check_feature(feature: ChunkFeature) -> None:
         if tensor.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise InvalidRequest(f"{name} has dtype {tensor.dtype}; a feature may hold {known}")
-    if not _finite(feature.tensors):
-        raise InvalidRequest(f"a feature of NaN or infinity is not stored: {NOT_FINITE}")

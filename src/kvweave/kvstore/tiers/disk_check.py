@@ -13,7 +13,7 @@ from pathlib import Path
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.files import is_process_alive, writer_of
 from kvweave.kvstore.catalog import Catalog
-from kvweave.kvstore.format import check_finite, verify_content
+from kvweave.kvstore.format import is_finite, verify_content
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.tiers.disk import SUFFIX, DiskTier, EntryFiles, key_of
 
@@ -116,7 +116,8 @@ def _check_files(disk: DiskTier) -> _Findings:
         try:
             entry = disk.files.open(name)
             verify_content(entry.content)
-            check_finite(entry.content, path)
+            if not is_finite(entry.content):  # earlier versions stored it
+                raise DamagedEntry(f"{path} holds NaN or infinity")
         except FileNotFoundError:
             findings.damaged[name] = f"{path} is missing"
         except StoreTooNew as error:
