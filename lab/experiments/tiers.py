@@ -22,8 +22,7 @@ from typing import TypeAlias
 import torch
 
 from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
-from kvweave.kvstore.assembly import open_remote_tier
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.chunk_store import ChunkStore, open_remote_tier
 from kvweave.kvstore.format import ParsedEntry, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.kvstore.tiers.memory import HostTier

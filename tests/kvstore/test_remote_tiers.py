@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvweave.errors import DamagedEntry, InvalidRequest, TierUnavailable
-from kvweave.kvstore.assembly import open_remote_tier
+from kvweave.kvstore.chunk_store import open_remote_tier
 from kvweave.kvstore.format import Content, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy

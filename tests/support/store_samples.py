@@ -77,7 +77,7 @@ def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
 def put_feature(
     store: ChunkStore, one: ChunkFeature, provenance: KVProvenance = DIGEST, *context_chunks: str
 ) -> bool:
-    return store.put_feature(MODEL, one, provenance, [digest_tokens(one.token_ids), *context_chunks])
+    return store.put(MODEL, one, provenance, [digest_tokens(one.token_ids), *context_chunks])
 
 
 def get_feature(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from kvweave.database import Database
 from kvweave.errors import DamagedEntry, EntriesInUse, StoreError, StoreFull, StoreTooNew
 from kvweave.files import write_atomically
 from kvweave.kvstore.capacity import Capacity
@@ -24,11 +23,9 @@ from kvweave.kvstore.catalog import Catalog, NewEntry, UsageCounters
 from kvweave.kvstore.format import Content, OnDamage, ParsedEntry, check_entry, encode_entry, open_entry
 from kvweave.kvstore.header import as_bytes
 from kvweave.kvstore.keys import EntryKey
-from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.loading import IsWanted, Loader
 from kvweave.kvstore.tiers.tier import ListedEntry
-from kvweave.kvstore.warned import WarnedTopics
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,30 +41,30 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class DiskTier:
     """The entry files of `files` and their rows in `catalog`, under the cap of `capacity`. Safe to use from several threads.
 
-    `owners` decides which entries are stored, None stores all. `usage` counts evicted and damaged entries. `reads` runs the
-    reading of files. `on_drop` is called with the keys of entries that are dropped, for any reason.
+    `usage` counts evicted and damaged entries. `reads` runs the reading of files. Only entries whose chunks all have an owner
+    in the namespace `owners_in` are stored; None stores all. `on_drop` is called with the keys of entries that are dropped, for
+    any reason.
     """
 
     name: TierName = "disk"
 
     def __init__(
         self,
-        database: Database,
         catalog: Catalog,
         files: "EntryFiles",
         capacity: Capacity,
-        owners: Ownership | None,
         usage: UsageCounters,
         reads: "Loader[ParsedEntry | None]",
+        owners_in: str | None,
         on_drop: Callable[[Iterable[str]], None],
     ) -> None:
         self.files = files
         self.catalog = catalog
-        self._database = database
+        self._database = catalog.database
         self._capacity = capacity
-        self._owners = owners
+        self._owners_in = owners_in
         self._usage = usage
-        self._reads = reads
+        self.reads = reads
         self._on_drop = on_drop
         self._warned = WarnedTopics(_LOG, "chunk KV not stored, computing instead: %s")
         self.times_full = 0
@@ -96,8 +93,8 @@ class DiskTier:
         def work(_: IsWanted) -> ParsedEntry | None:
             return self._open(entry)
 
-        load = self._reads.start(("disk", entry.path), work, inline=True)
-        (parsed,) = self._reads.wait([load])
+        load = self.reads.start(("disk", entry.path), work, inline=True)
+        (parsed,) = self.reads.wait([load])
         if parsed is None and load.work is not work:  # a prefetch failed, and left it to this read to say why
             parsed = self._open(entry)
         return None if entry.path in self._unusable else parsed
@@ -106,8 +103,8 @@ class DiskTier:
         """Begin to open an entry in the background; return a function that cancels it, None if it is open already."""
         if self._opened(entry.path) is not None:
             return None
-        load = self._reads.start(("disk", entry.path), lambda _: self._open_quietly(entry))
-        return partial(self._reads.cancel, [load])
+        load = self.reads.start(("disk", entry.path), lambda _: self._open_quietly(entry))
+        return partial(self.reads.cancel, [load])
 
     def read_bytes(self, key: str) -> memoryview | None:
         """Return the bytes of a listed entry's file, mapped and not verified, or None."""
@@ -215,7 +212,8 @@ class DiskTier:
 
     def accepts(self, sources: Iterable[str]) -> bool:
         """Return whether entries made from these chunks are stored: each has an owner, or owners do not count."""
-        return not self._database.read_only and (self._owners is None or self._owners.all_owned(sources))
+        owned = self._owners_in is None or self.catalog.all_owned(self._owners_in, sources)
+        return owned and not self._database.read_only
 
     def _make_room(self, needed_bytes: int) -> None:
         """Evict until the file fits under the cap, unless the disk would be too full for it even then."""
@@ -321,6 +319,22 @@ class DiskTier:
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""
         self._free(lambda: self._capacity.set_limit(limit_bytes), self._evict)
+
+
+class WarnedTopics:
+    """Logs one warning for each topic; `form` is the logged text, with %s for the message."""
+
+    def __init__(self, log: logging.Logger, form: str = "%s") -> None:
+        self._log, self._form = log, form
+        self._topics: set[str] = set()
+
+    def warn(self, topic: str, message: Callable[[], str]) -> None:
+        """Log what `message` returns, unless the topic was warned of before; an empty message is no warning."""
+        if topic in self._topics:
+            return
+        if text := message():
+            self._topics.add(topic)
+            self._log.warning(self._form, text)
 
 
 class EntryFiles:

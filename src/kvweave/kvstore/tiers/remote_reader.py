@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
+from kvweave.kvstore.catalog import UsageCounters
 from kvweave.kvstore.format import ParsedEntry, parse_entry, verify_content
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.keys import EntryKey
@@ -38,15 +39,15 @@ class FetchedEntry:
 
 
 class RemoteReader:
-    """Reads one namespace's entries from `tier`; `on_damage` is called for every damaged entry."""
+    """Reads one namespace's entries from `tier`; `usage` counts damaged ones."""
 
     def __init__(
-        self, namespace: str, tier: CircuitBreaker, rows: SharedCatalog, on_damage: Callable[[], None]
+        self, namespace: str, tier: CircuitBreaker, rows: SharedCatalog, usage: UsageCounters
     ) -> None:
         self._namespace = namespace
         self._tier = tier
         self._rows = rows
-        self._on_damage = on_damage
+        self._usage = usage
         self._bandwidth = Bandwidth()
 
     def fetch(self, key: EntryKey, on_abort: Callable[[], object], *, whole: bool) -> FetchedEntry | None:
@@ -80,7 +81,7 @@ class RemoteReader:
     def drop_damaged(self, key: str, error: DamagedEntry) -> None:
         """Delete an entry that cannot be used; count and log it."""
         _LOG.warning("shared entry dropped: %s", error)
-        self._on_damage()
+        self._usage.add("damaged")
         try:
             if self._tier.delete([key]):
                 self._rows.remove(self._namespace, [key])

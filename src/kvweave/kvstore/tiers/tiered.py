@@ -12,32 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvweave.database import Database
 from kvweave.errors import DamagedEntry, StoreError
-from kvweave.kvstore.catalog import Catalog
 from kvweave.kvstore.eviction import after_retrievals, eviction_score
 from kvweave.kvstore.format import Content, ParsedEntry, check_entry, verify_content
-from kvweave.kvstore.keys import EntryKey
+from kvweave.kvstore.keys import EntryKey, LookUp
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.disk_check import relist
 from kvweave.kvstore.tiers.fetching import Fetcher
 from kvweave.kvstore.tiers.leases import Lease, Pins
-from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier
 from kvweave.kvstore.tiers.tier import ListedEntry, LocalTier
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """What is looked for: the first of `candidates` that is stored, all of the chunk with these `token_ids`."""
-
-    candidates: Sequence[EntryKey]
-    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +43,19 @@ class TieredStore:
     """The tiers of one store; safe to use from several threads.
 
     Args:
-        database: of the catalogue.
-        catalog: which entries there are.
         disk: the disk tier.
         shared: None if there is none.
         pins: what running requests use.
-        reads: runs the reading of files, and moves entries in the background.
 
     Attributes:
+        reads: runs the reading of files, and moves entries in the background.
         fetcher: reads entries from the shared tier; None if there is none.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        disk: DiskTier,
-        shared: ReplicatedTier | None,
-        pins: Pins,
-        reads: Loader[ParsedEntry | None],
-    ) -> None:
-        self._database = database
-        self._catalog = catalog
-        self._pins = pins
-        self.reads = reads
+    def __init__(self, disk: DiskTier, shared: ReplicatedTier | None, pins: Pins) -> None:
+        self._catalog = disk.catalog
+        self._database = disk.catalog.database
+        self.reads = disk.reads
         self.disk = disk
         self.host = HostTier(0, pins.in_use, self._demote)
         self.device: DeviceTier | None = None
@@ -127,10 +105,6 @@ class TieredStore:
             elif candidates and self._can_fetch and self.fetcher is not None:
                 self.fetcher.prefetch(candidates[0], lease, inline=self._database.in_transaction)
 
-    def lease(self) -> Lease:
-        """Return a lease for one request."""
-        return Lease(self._pins)
-
     def import_missing(self, look_ups: Sequence[LookUp]) -> list[bool]:
         """Copy entries that only the shared tier has to the disk; return whether each is listed by now.
 
@@ -166,11 +140,14 @@ class TieredStore:
             self.device.clear()
 
     def close(self) -> None:
-        """Wait for background work, and drop everything in memory."""
+        """Wait for background work, replicate what is queued, and drop everything in memory."""
         self.reads.close()
         if self.fetcher is not None:
             self.fetcher.close()
+        if self.shared is not None:
+            self.shared.close()
         self.clear_memory()
+        self.disk.files.forget()
 
     # Entries that the catalogue lists
 
