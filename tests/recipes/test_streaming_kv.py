@@ -51,7 +51,7 @@ def shared_folder(tmp_path: Path, adapter: Adapter) -> Path:
 def machine(tmp_path: Path, before: Callable[[Sequence[ByteRange]], object]) -> Iterator[ChunkStore]:
     """A store with an empty disk and the shared folder; calls `before` before it reads parts of an entry there."""
     with ChunkStore(tmp_path / "second", shared=f"file://{tmp_path}/shared") as store:
-        far = store.components.tiers.shared
+        far = store.tiers.shared
         assert far is not None
         tier = far.tier.tier
         read = tier.get_ranges
@@ -210,7 +210,7 @@ def test_a_request_retries_once_for_damage_that_the_tier_cannot_delete(
             assert found.wait(WAIT_S)
 
     with machine(tmp_path, hold_back) as store:
-        guarded = store.components.tiers.shared
+        guarded = store.tiers.shared
         assert guarded is not None
         guarded.tier.tier.delete = delete  # type: ignore[method-assign]
 

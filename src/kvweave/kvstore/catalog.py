@@ -156,16 +156,6 @@ class Catalog:
         rows = self.database.query("SELECT path, key, bytes FROM entries ORDER BY path")
         return {path: (key, size) for path, key, size in rows}
 
-    def sizes(self, keys: Iterable[str] | None = None) -> dict[str, int]:
-        """Return the file size of each entry: of these keys, or of all."""
-        if keys is None:
-            return dict(self.database.query("SELECT key, bytes FROM entries"))
-        rows = self.database.query(
-            "SELECT key, bytes FROM entries WHERE key IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(keys)),),
-        )
-        return dict(rows)
-
     # Inserting and dropping
 
     def insert(self, entry: NewEntry) -> bool:

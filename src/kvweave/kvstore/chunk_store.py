@@ -120,8 +120,8 @@ class ChunkStore(KVStore):
             self._connect(server, owned_only)
             for tier, limit in caps.items():
                 if limit is not None:
-                    self.capacity.limits.set(tier, limit)
-            self.tiers.host.set_limit(self.capacity.limits.get("host"))
+                    self.capacity.record_limit(tier, limit)
+            self.tiers.host.set_limit(self.capacity.limit("host"))
             if not database.read_only:
                 self._start(limit_bytes, relisting=not owned_only)
             undo.pop_all()
@@ -297,12 +297,14 @@ class ChunkStore(KVStore):
         """
         self.usage.try_flush()
         if tier != "disk":
-            self.capacity.limits.set(tier, limit_bytes)
+            self.capacity.record_limit(tier, limit_bytes)
         if tier == "shared":
             if self.tiers.shared is not None:
                 self.tiers.shared.make_room(0, float("inf"))
-        elif (local := self.tiers.local(tier)) is not None:
-            local.set_limit(limit_bytes)
+        elif tier == "disk":
+            self.tiers.disk.set_limit(limit_bytes)
+        elif (memory := self.tiers.memory(tier)) is not None:
+            memory.set_limit(limit_bytes)
 
     def clear(self, tier: TierName = "disk") -> int:
         """Drop every entry of a tier; return how many.
@@ -316,8 +318,9 @@ class ChunkStore(KVStore):
             return self.tiers.shared.clear()
         if tier == "disk":
             self.tiers.clear_memory()
-        local = self.tiers.local(tier)
-        return 0 if local is None else local.clear()
+            return self.tiers.disk.clear()
+        memory = self.tiers.memory(tier)
+        return 0 if memory is None else memory.clear()
 
     def stats(self) -> StoreStats:
         """Return how much is stored, and how it was used since the store was created."""
@@ -366,12 +369,11 @@ class ChunkStore(KVStore):
             device: for a CPU this does nothing: its memory is the host's.
             limit_bytes: the cap, kept from then on; None leaves the cap as it is, at first 0, which holds none.
         """
-        limits = self.capacity.limits
         if limit_bytes is not None:
-            limits.set("device", limit_bytes)
+            self.capacity.record_limit("device", limit_bytes)
         if device.type != "cpu":
             # Attached with a cap of 0 too: it may be raised later.
-            self.tiers.attach(DeviceTier(device, limits.get("device"), self.pins.in_use))
+            self.tiers.attach(DeviceTier(device, self.capacity.limit("device"), self.pins.in_use))
 
     def forget_recent(self) -> None:
         """Drop all copies in memory and all mappings: the next look-up reads its file from the disk and verifies it.
@@ -402,13 +404,13 @@ class ChunkStore(KVStore):
             self.database.close()
 
     def _tier_totals(self, tier: TierName, hits: int) -> TierTotals:
-        limit_bytes, shared, local = self.capacity.limits.get(tier), self.tiers.shared, self.tiers.local(tier)
+        limit_bytes, shared, memory = self.capacity.limit(tier), self.tiers.shared, self.tiers.memory(tier)
         if tier == "shared" and shared is not None:
             total = shared.rows.total(self.namespace)
             trouble = " (refuses changes)" if shared.tier.refusing else ""
             trouble = " (does not answer)" if shared.tier.failing else trouble
             state = shared.tier.location + trouble
             return TierTotals(total.entries, total.bytes, limit_bytes, hits, shared.queue_length, state)
-        if local is None:
+        if memory is None:
             return TierTotals(0, 0, limit_bytes, hits, state="none")
-        return TierTotals(len(local.sizes()), local.used_bytes, limit_bytes, hits, state="of this process")
+        return TierTotals(len(memory), memory.used_bytes, limit_bytes, hits, state="of this process")

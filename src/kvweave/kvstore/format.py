@@ -85,10 +85,12 @@ def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequ
     plain, layered, storage = _tensors(content, key)
     ids = torch.tensor(content.token_ids, dtype=torch.int64)
     whole = {_IDS: ids, **plain}
+    # Over each layer's part of every tensor, in the order of the file.
+    layer_checksums = [checksum(*map(as_bytes, parts)) for parts in zip(*layered.values(), strict=True)]
     metadata = {
         **_describe(key, model_name, sources, storage),
         "checksums": json.dumps({name: checksum(as_bytes(tensor)) for name, tensor in whole.items()}),
-        "layer_checksums": json.dumps(_layer_checksums(layered)),
+        "layer_checksums": json.dumps(layer_checksums),
     }
     tensors = {**whole, **layered}
     data = [as_bytes(tensor) for tensor in tensors.values()]
@@ -242,11 +244,6 @@ def _key(metadata: Mapping[str, str], tokens: str) -> EntryKey:
     )
     content = _CONTENTS[metadata["content"]]
     return EntryKey(metadata["namespace"], metadata["model_digest"], tokens, provenance, content)
-
-
-def _layer_checksums(layered: Mapping[str, Tensor]) -> list[str]:
-    """Return a checksum per layer, over the layer's part of every tensor in the order of the file."""
-    return [checksum(*map(as_bytes, parts)) for parts in zip(*layered.values(), strict=True)]
 
 
 # The tensors, checked, on the CPU, contiguous and in the order of the file

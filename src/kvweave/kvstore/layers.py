@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import DamagedEntry
-from kvweave.kvstore.header import ByteRange, as_bytes, checksum, read_ranges
+from kvweave.kvstore.header import ByteRange, as_bytes, checksum, parse_header
 from kvweave.ops.quantise import QuantisedKV
 
 
@@ -134,7 +134,7 @@ def read_layer_ranges(beginning: Tensor, where: object) -> LayerRanges:
         DamagedEntry: the header is incomplete or altered, or the file's layers are not at its end.
     """
     try:
-        metadata, ranges = read_ranges(beginning, where)
+        metadata, _, ranges = parse_header(beginning, where)
         whole = json.loads(metadata["checksums"])
         count = len(json.loads(metadata["layer_checksums"]))
         layered = sorted(each for name, each in ranges.items() if name not in whole)

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -311,10 +311,6 @@ class DiskTier:
     def used_bytes(self) -> int:
         """The size of all listed files."""
         return self.catalog.total_bytes()
-
-    def sizes(self) -> Mapping[str, int]:
-        """Return the file size of every entry."""
-        return self.catalog.sizes()
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""

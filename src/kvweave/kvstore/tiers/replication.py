@@ -160,7 +160,7 @@ class ReplicatedTier:
 
     def make_room(self, needed_bytes: int, score: float) -> bool:
         """Evict until `needed_bytes` fit under the cap; return False, and evict nothing, if a victim's score reaches `score`."""
-        excess = self.rows.total(self.namespace).bytes + needed_bytes - self._capacity.limits.get("shared")
+        excess = self.rows.total(self.namespace).bytes + needed_bytes - self._capacity.limit("shared")
         if excess <= 0:
             return True
         rows = self.rows.lowest_scores(self.namespace, excess, frozenset(self._capacity.in_use()))

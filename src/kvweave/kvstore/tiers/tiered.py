@@ -24,9 +24,13 @@ from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier
-from kvweave.kvstore.tiers.tier import ListedEntry, LocalTier
+from kvweave.kvstore.tiers.tier import ListedEntry
 
 _LOG = logging.getLogger(__name__)
+
+
+LocalTier = DeviceTier | HostTier | DiskTier
+"""A tier on this machine: it holds entries under a hard cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,9 @@ class TieredStore:
             None if shared is None else Fetcher(shared.reader, self._held_in_memory, self._store_fetched)
         )
 
-    def local(self, name: TierName) -> LocalTier | None:
-        """Return a tier on this machine; None if there is no such tier."""
-        tiers: dict[str, LocalTier | None] = {"device": self.device, "host": self.host, "disk": self.disk}
-        return tiers.get(name)
+    def memory(self, name: TierName) -> HostTier | DeviceTier | None:
+        """Return a tier in memory; None if there is no such tier."""
+        return self.host if name == "host" else self.device if name == "device" else None
 
     # Looking up
 
@@ -185,8 +188,7 @@ class TieredStore:
         served = [hit for hit in hits if hit.tier in ("device", "host")]
         now_s = self._catalog.now_s() if served else 0.0
         for hit in served:
-            tier = self.host if hit.tier == "host" else self.device
-            if tier is not None:
+            if (tier := self.memory(hit.tier)) is not None:
                 tier.record_hit(hit.key.digest, hit.content.tokens, now_s)
 
     # Entries that only the shared tier has
@@ -274,10 +276,7 @@ class TieredStore:
         if entry is None:
             return
         if self.host.limit_bytes:
-            try:
-                self.host.admit(entry, self._score(entry, entry.bytes))
-            except StoreError as error:
-                _LOG.debug("not kept in memory: %s", error)
+            self._admit(self.host, entry, entry.bytes)
         self._promote_to_device(entry)
 
     def _promote_from_host(self, key: str) -> None:
@@ -290,12 +289,14 @@ class TieredStore:
         return self.device is not None and self.device.limit_bytes > 0
 
     def _promote_to_device(self, entry: ParsedEntry) -> None:
-        if self.device is None or not self._has_device:
-            return
+        if self.device is not None and self._has_device:
+            self._admit(self.device, entry, entry.content.bytes)
+
+    def _admit(self, tier: HostTier | DeviceTier, entry: ParsedEntry, size_bytes: int) -> None:
         try:
-            self.device.admit(entry, self._score(entry, entry.content.bytes))
+            tier.admit(entry, self._score(entry, size_bytes))
         except StoreError as error:
-            _LOG.debug("not kept on the device: %s", error)
+            _LOG.debug("not kept in memory (%s): %s", tier.name, error)
 
     def _demote(self, evicted: Mapping[str, MemoryEntry[HostEntry]]) -> None:
         """Copy entries that the host evicted and only the shared tier has to the disk, if it has room for them now.
