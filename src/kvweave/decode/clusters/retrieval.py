@@ -17,7 +17,7 @@ from kvweave.decode.cluster_table import ClusterTable, layer_keys
 from kvweave.decode.clusters.buffers import BufferedEntries
 from kvweave.decode.clusters.selection import score_clusters, select_clusters, top_entries
 from kvweave.decode.disk.layout import co_retrievals, neighbour_order
-from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
 from kvweave.decode.shared_state import SharedState
 from kvweave.ops.kmeans import k_means, nearest, split_in_two
 from kvweave.ops.partial_attention import PartialAttention
@@ -29,7 +29,7 @@ Portion = list[NDArray[np.int64]]
 """Selected clusters of each head that are attended to together."""
 
 
-class ClusterRetriever(ABC):
+class ClusterRetriever(Retriever, ABC):
     """Entries of one layer in clusters (DynaKV §2.1): a query attends to the best clusters, or to their best entries.
 
     `default_candidates` is the strategy's ratio of entries in retrieved clusters to attended entries.
