@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.offloaded_cache import OffloadedCache, OffloadedPlan
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
@@ -177,17 +177,13 @@ class TurnAppender:
             self._cache.append(layer, keys, values, self._current[1])
 
 
-class TurnPlan(RowPlan):
+class TurnPlan(OffloadedPlan):
     """Rows (T,) of a prompt attend to the text in `cache`, and causally to the prompt."""
-
-    def __init__(self, cache: OffloadedCache, rows: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(rows, dtype)
-        self._cache = cache
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (1, H, T, D); `call` has the prompt's keys and values."""
         self.notify_hooks(call)
-        return self._cache.attend_turn(call, self.rows)
+        return self.cache.attend_turn(call, self.rows)
 
 
 # The KV of a text that grows

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -205,9 +206,10 @@ class Centroids:
         else:
             # All pages of new columns, also rows of heads without such a cluster: unwritten disk does not read as zero.
             new = range(max(0, self._page_count(own.written) - 1), needed)
-            for first, end in _runs(sorted({*self._pages_of(own.changed), *new})):
-                part = own.buffer.view[first * page_bytes : end * page_bytes]
-                self._file.write(own.first_page + first, [part])
+            pages = np.array(sorted({*self._pages_of(own.changed), *new}), np.int64)
+            for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+                part = own.buffer.view[int(run[0]) * page_bytes : (int(run[-1]) + 1) * page_bytes]
+                self._file.write(own.first_page + int(run[0]), [part])
         own.written = own.columns
         own.checksum = self._checksum(own, own.written)
         own.changed.clear()
@@ -226,14 +228,3 @@ class Centroids:
             start = (cluster * self._heads + head) * row_bytes
             found.update(range(start // page_bytes, (start + row_bytes - 1) // page_bytes + 1))
         return found
-
-
-def _runs(pages: list[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs (first, end)."""
-    runs: list[tuple[int, int]] = []
-    for page in pages:
-        if runs and runs[-1][1] == page:
-            runs[-1] = (runs[-1][0], page + 1)
-        else:
-            runs.append((page, page + 1))
-    return runs
