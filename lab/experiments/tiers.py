@@ -53,7 +53,7 @@ def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes
         key = EntryKey(
             NAMESPACE, MODEL.digest, digest_tokens(chunk.token_ids), quantised(PROVENANCE, storage)
         )
-        blobs[key.digest] = b"".join(encode_entry(key, "random", chunk, []).parts)
+        blobs[key.digest] = b"".join(encode_entry(key, "random", chunk, []))
     return blobs
 
 

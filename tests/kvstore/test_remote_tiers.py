@@ -28,7 +28,7 @@ def entry(content: Content) -> tuple[str, bytes]:
     """The key and the bytes of an entry."""
     kind = "kv" if isinstance(content, ChunkKV) else "note"
     key = EntryKey("default", MODEL.digest, digest_tokens(content.token_ids), ISOLATED, kind)
-    return key.digest, b"".join(encode_entry(key, "tiny", content, [key.tokens]).parts)
+    return key.digest, b"".join(encode_entry(key, "tiny", content, [key.tokens]))
 
 
 @pytest.fixture(params=SHARED)

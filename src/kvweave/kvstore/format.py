@@ -39,17 +39,6 @@ _FEATURE_TENSOR = re.compile(rf"(?!({_IDS}|{_KV})$)[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedEntry:
-    """An entry file before it is written: views of the caller's tensors, nothing copied.
-
-    `parts` are written one after the other; `bytes` is the file's size.
-    """
-
-    parts: tuple[bytes | memoryview, ...]
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedEntry:
     """An entry read from the bytes `data` (n,) uint8 of its file; all its tensors, token ids aside, are views of them."""
 
@@ -68,8 +57,10 @@ class ParsedEntry:
 # Writing
 
 
-def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequence[str]) -> EncodedEntry:
-    """Lay out one entry.
+def encode_entry(
+    key: EntryKey, model_name: str, content: Content, sources: Sequence[str]
+) -> list[bytes | memoryview]:
+    """Return the parts of an entry file, in the order of the file: views of the caller's tensors, nothing copied.
 
     Args:
         key: the entry's key; `key.tokens` must be the digest of the content's ids, `key.content` its kind.
@@ -93,9 +84,7 @@ def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequ
         "layer_checksums": json.dumps(layer_checksums),
     }
     tensors = {**whole, **layered}
-    data = [as_bytes(tensor) for tensor in tensors.values()]
-    parts: tuple[bytes | memoryview, ...] = (write_header(metadata, tensors), *data)
-    return EncodedEntry(parts, sum(map(len, parts)))
+    return [write_header(metadata, tensors), *map(as_bytes, tensors.values())]
 
 
 def storage_of(kv: ChunkKV) -> Storage:
@@ -149,10 +138,10 @@ def parse_entry(
         raise DamagedEntry(f"{where} has a header that cannot be understood ({error!r})") from error
 
 
-def check_entry(entry: ParsedEntry, key: EntryKey, token_ids: Sequence[int] | None, where: object) -> None:
-    """Raise DamagedEntry unless the entry has this key and these tokens; None if only their digest, in the key, is known."""
-    if entry.key.digest != key.digest:
-        raise DamagedEntry(f"{where} holds entry {entry.key.digest}, not {key.digest}")
+def check_entry(entry: ParsedEntry, key: str, token_ids: Sequence[int] | None, where: object) -> None:
+    """Raise DamagedEntry unless the entry has the key of this digest and these tokens; None if only the key is known."""
+    if entry.key.digest != key:
+        raise DamagedEntry(f"{where} holds entry {entry.key.digest}, not {key}")
     if token_ids is not None and entry.content.token_ids != tuple(token_ids):
         raise DamagedEntry(f"{where} belongs to other tokens than those asked for")
 

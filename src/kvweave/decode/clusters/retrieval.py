@@ -6,7 +6,6 @@ H query heads, C clusters, D head width, E bytes of an entry.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -203,19 +202,42 @@ class ClusterRetriever(Retriever, ABC):
         centroids.put(self.layer, head, cluster, centroid + (key - centroid) / size)
 
     def _clusters(self, keys: Tensor, assigned: Tensor) -> list[Tensor]:
-        """Return the indices of each cluster's keys (n, D)."""
-        return _split_into_clusters(keys, assigned, self.shared.settings.clusters.max_entries)
+        """Return the indices of each cluster's keys, given keys (n, D) and their assignment (n,) by k-means.
+
+        Empty clusters are left out, and those that are too large are split.
+        """
+        order = assigned.argsort(stable=True)
+        pending = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
+        clusters: list[Tensor] = []
+        while pending:
+            own = pending.pop()
+            if own.numel() <= self.shared.settings.clusters.max_entries:
+                clusters.append(own)
+                continue
+            side = split_in_two(keys[own], own.numel() - 1)
+            pending += [own[~side], own[side]]
+        return clusters[::-1]
 
     def _write_order(
         self, keys: Tensor, clusters: list[list[Tensor]], queries: Tensor | None
     ) -> list[list[int]]:
-        """Return for each head the order in which its clusters are written."""
-        settings = self.shared.settings
+        """Return for each head the order in which its clusters are written: those retrieved together become neighbours.
+
+        `keys` are (G, n, D) float32, `clusters` the indices of each cluster's keys per head. Each row of `queries` (H, T, D)
+        counts as one retrieval.
+        """
         if queries is None or queries.shape[1] == 0:
             return [list(range(len(own))) for own in clusters]
-        stored, budget = keys.shape[1], settings.kv_budget
-        entries = self.candidates * (budget * stored if budget <= 1 else budget)
-        return _neighbour_write_order(keys, clusters, queries, int(min(entries, stored)))
+        stored, budget = keys.shape[1], self.shared.settings.kv_budget
+        limit = int(min(self.candidates * (budget * stored if budget <= 1 else budget), stored))
+        grouped = queries.float().cpu().unflatten(0, (keys.shape[0], -1))  # (G, H/G, T, D)
+        orders = []
+        for head, own in enumerate(clusters):
+            centroids = torch.stack([keys[head, part].mean(0) for part in own])  # (C, D)
+            sizes = np.array([part.numel() for part in own])
+            retrieved = _retrievals(grouped[head], centroids, sizes, limit)
+            orders.append(neighbour_order(co_retrievals(retrieved)))
+        return orders
 
     # Attention
 
@@ -333,45 +355,6 @@ class ClusterRetriever(Retriever, ABC):
 def _valid(numbers: Tensor, counts: NDArray[np.int64]) -> Tensor:
     """Return which of the numbers (G, n) from `locate` belong to a head, given the heads' counts (G,)."""
     return torch.arange(numbers.shape[1]) < torch.from_numpy(counts)[:, None]
-
-
-def _split_into_clusters(keys: Tensor, assigned: Tensor, max_entries: int) -> list[Tensor]:
-    """Return the indices of each cluster's keys, given keys (n, D) and their assignment (n,) by k-means.
-
-    Empty clusters are left out, and those above `max_entries` are split.
-    """
-    order = assigned.argsort(stable=True)
-    pending = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
-    clusters: list[Tensor] = []
-    while pending:
-        own = pending.pop()
-        if own.numel() <= max_entries:
-            clusters.append(own)
-            continue
-        side = split_in_two(keys[own], own.numel() - 1)
-        pending += [own[~side], own[side]]
-    return clusters[::-1]
-
-
-def _neighbour_write_order(
-    keys: Tensor, clusters: Sequence[Sequence[Tensor]], queries: Tensor, limit: int
-) -> list[list[int]]:
-    """Return for each head the order in which its clusters are written: those retrieved together become neighbours.
-
-    Args:
-        keys: (G, n, D) float32.
-        clusters: indices of each cluster's keys, per head.
-        queries: (H, T, D); each row is counted as one retrieval.
-        limit: entries that a row retrieves per head.
-    """
-    grouped = queries.float().cpu().unflatten(0, (keys.shape[0], -1))  # (G, H/G, T, D)
-    orders = []
-    for head, own in enumerate(clusters):
-        centroids = torch.stack([keys[head, part].mean(0) for part in own])  # (C, D)
-        sizes = np.array([part.numel() for part in own])
-        retrieved = _retrievals(grouped[head], centroids, sizes, limit)
-        orders.append(neighbour_order(co_retrievals(retrieved)))
-    return orders
 
 
 def _retrievals(queries: Tensor, centroids: Tensor, sizes: NDArray[np.int64], limit: int) -> Tensor:

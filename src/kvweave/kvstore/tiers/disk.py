@@ -93,7 +93,7 @@ class DiskTier:
         def work(_: IsWanted) -> ParsedEntry | None:
             return self._open(entry)
 
-        load = self.reads.start(("disk", entry.path), work, inline=True)
+        load = self.reads.start(entry.path, work, inline=True)
         (parsed,) = self.reads.wait([load])
         if parsed is None and load.work is not work:  # a prefetch failed, and left it to this read to say why
             parsed = self._open(entry)
@@ -103,7 +103,7 @@ class DiskTier:
         """Begin to open an entry in the background; return a function that cancels it, None if it is open already."""
         if self._opened(entry.path) is not None:
             return None
-        load = self.reads.start(("disk", entry.path), lambda _: self._open_quietly(entry))
+        load = self.reads.start(entry.path, lambda _: self._open_quietly(entry))
         return partial(self.reads.cancel, [load])
 
     def read_bytes(self, key: str) -> memoryview | None:
@@ -147,7 +147,7 @@ class DiskTier:
         if entry.path in self._unusable:
             return None
         parsed = self.files.open(entry.path, partial(self.drop_damaged, entry.path))
-        check_entry(parsed, entry.key, entry.token_ids, self.files.path(entry.path))
+        check_entry(parsed, entry.key.digest, entry.token_ids, self.files.path(entry.path))
         self.files.remember(entry.path, parsed)
         return parsed
 
@@ -164,15 +164,15 @@ class DiskTier:
         """Store an entry that is not listed yet; as `ChunkStore.put`."""
         if not self.accepts(sources):
             return False
-        encoded = encode_entry(key, model_name, content, sources)
-        limit_bytes = self.limit_bytes
-        if encoded.bytes > limit_bytes:
-            self._warn_once("large", f"an entry of {encoded.bytes} bytes is over the limit of {limit_bytes}")
+        parts = encode_entry(key, model_name, content, sources)
+        size_bytes, limit_bytes = sum(map(len, parts)), self.limit_bytes
+        if size_bytes > limit_bytes:
+            self._warn_once("large", f"an entry of {size_bytes} bytes is over the limit of {limit_bytes}")
             return False
         try:
-            self._make_room(encoded.bytes)
-            path = self.files.write(key.digest, encoded.parts)
-            entry = NewEntry(key, model_name, content.tokens, encoded.bytes, path, sources)
+            self._make_room(size_bytes)
+            path = self.files.write(key.digest, parts)
+            entry = NewEntry(key, model_name, content.tokens, size_bytes, path, sources)
             return self._list(entry, max_versions)
         except EntriesInUse as error:
             self._warn_once("in use", str(error))

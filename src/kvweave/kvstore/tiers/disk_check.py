@@ -12,7 +12,7 @@ from pathlib import Path
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.files import is_process_alive, writer_of
 from kvweave.kvstore.catalog import Catalog
-from kvweave.kvstore.format import verify_content
+from kvweave.kvstore.format import check_entry, verify_content
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.tiers.disk import SUFFIX, DiskTier, EntryFiles, key_of
 
@@ -91,9 +91,8 @@ def verify(disk: DiskTier) -> VerifyReport:
             entry = disk.files.open(name)
             verify_content(entry.content)
             checked += 1
-            if entry.key.digest != key:
-                reason = f"{path} holds entry {entry.key.digest}, not {key}"
-            elif entry.bytes != counted_bytes:
+            check_entry(entry, key, None, path)
+            if entry.bytes != counted_bytes:
                 sizes[name] = entry.bytes
         except FileNotFoundError:
             reason = f"{path} is missing"

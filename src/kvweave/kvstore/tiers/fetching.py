@@ -15,7 +15,7 @@ from kvweave.errors import DamagedEntry
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.tiers.leases import Lease
-from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Load, Loader, Name
+from kvweave.kvstore.tiers.loading import AbandonedError, IsWanted, Load, Loader
 from kvweave.kvstore.tiers.remote_reader import FetchedEntry, RemoteReader
 
 
@@ -110,7 +110,7 @@ class Fetcher:
         return fetched
 
     def _load(self, key: EntryKey, inline: bool, whole: bool) -> Load[FetchedEntry | None]:
-        return self.loader.start(_name(key.digest), partial(self._fetch, key, whole), inline=inline)
+        return self.loader.start(key.digest, partial(self._fetch, key, whole), inline=inline)
 
     def _fetch(self, key: EntryKey, whole: bool, is_wanted: IsWanted) -> FetchedEntry | None:
         """Return an entry from an active fetch, from memory or from the tier, and have its rest read in the background."""
@@ -150,7 +150,7 @@ class Fetcher:
         with self._guard:
             self._aborted.add(key)
         self._end(key, attempt)
-        self.loader.discard_result(_name(key))
+        self.loader.discard_result(key)
 
     def _continue(self, key: str, attempt: object) -> None:
         """Read the next piece of an entry, or store the entry when it is whole."""
@@ -185,7 +185,3 @@ class Fetcher:
         with self._guard:
             if key in self._fetches and self._fetches[key].attempt is attempt:
                 del self._fetches[key]
-
-
-def _name(key: str) -> Name:
-    return "shared", key

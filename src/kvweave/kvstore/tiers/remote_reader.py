@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.kvstore.catalog import UsageCounters
-from kvweave.kvstore.format import ParsedEntry, parse_entry, verify_content
+from kvweave.kvstore.format import ParsedEntry, check_entry, parse_entry, verify_content
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.keys import EntryKey
 from kvweave.kvstore.layers import LayerRanges, read_layer_ranges
@@ -74,7 +74,8 @@ class RemoteReader:
 
     def verified(self, key: str, data: Blob) -> ParsedEntry:
         """Copy an entry's bytes and verify all of them; raise DamagedEntry or StoreTooNew."""
-        entry = self._with_key(parse_entry(owned_copy(data), self._where(key)), key)
+        entry = parse_entry(owned_copy(data), self._where(key))
+        check_entry(entry, key, None, self._where(key))
         verify_content(entry.content)
         return entry
 
@@ -111,7 +112,8 @@ class RemoteReader:
         missing, where = split_pieces(layers, PIECE_BYTES), self._where(key)
         rest = StreamingEntry(data, missing, partial(self._read, key), self._bandwidth, on_abort, where)
         entry = parse_entry(data, where, lambda reason: on_abort(), rest)
-        return FetchedEntry(self._with_key(entry, key), rest)
+        check_entry(entry, key, None, where)
+        return FetchedEntry(entry, rest)
 
     def _layer_ranges(self, key: str, beginning: Tensor) -> LayerRanges | None:
         """Return where the layers lie; None if the beginning does not tell, so that only the whole entry can."""
@@ -126,9 +128,3 @@ class RemoteReader:
 
     def _where(self, key: str) -> str:
         return f"entry {key} in {self._tier.location}"
-
-    def _with_key(self, entry: ParsedEntry, key: str) -> ParsedEntry:
-        """Return the entry if it has this key; raise DamagedEntry if not."""
-        if entry.key.digest != key:
-            raise DamagedEntry(f"{self._where(key)} is entry {entry.key.digest}")
-        return entry

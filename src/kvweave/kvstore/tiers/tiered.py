@@ -226,7 +226,7 @@ class TieredStore:
         entry = fetched.parsed
         key = next(key for key in look_up.candidates if key.digest == entry.key.digest)
         try:
-            check_entry(entry, key, look_up.token_ids, f"entry {key.digest} of the shared tier")
+            check_entry(entry, key.digest, look_up.token_ids, f"entry {key.digest} of the shared tier")
         except DamagedEntry as error:
             _LOG.warning("shared entry not used: %s", error)
             return None
