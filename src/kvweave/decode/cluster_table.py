@@ -56,7 +56,6 @@ class ClusterTable:
         self.flagged[head, cluster] = False
 
     def homes_of(self, head: int, cluster: int) -> list[int]:
-        """Return all homes of a cluster, in order."""
         return [int(self.homes[head, cluster]), *self.extra_homes.get((head, cluster), ())]
 
     def variance_with(self, head: int, cluster: int, squared_distance: float) -> float:
@@ -76,7 +75,6 @@ class ClusterTable:
         }
 
     def restore(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Restore what `state` returned."""
         for name, array in state.items():
             if name != "more":
                 setattr(self, name, array)

@@ -73,12 +73,10 @@ class DecodeCounts:
         return self.hits_ahead / self.retrieved if self.retrieved else 0.0
 
     def record_resident(self, resident_bytes: int) -> None:
-        """Record the KV held in memory now."""
         self.resident_bytes = resident_bytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, resident_bytes)
 
     def copy(self) -> "DecodeCounts":
-        """Return a copy."""
         return DecodeCounts(**asdict(self))
 
     def since(self, earlier: "DecodeCounts") -> "DecodeCounts":

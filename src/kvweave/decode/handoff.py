@@ -112,7 +112,6 @@ class PromptOffloader:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a memory limit."""
         return self.settings.resident_bytes is not None
 
     def begin(self, positions: Tensor) -> None:
@@ -133,7 +132,6 @@ class PromptOffloader:
             self._written_layers += 1
 
     def close(self) -> None:
-        """Close the cache, if there is one; closing twice is fine."""
         if self._cache is not None:
             self._cache.close()
 
@@ -168,7 +166,6 @@ class TurnAppender:
         self._adapter.check_append(self._cache, positions.numel())
 
     def on_layer(self, queries: LayerQueries) -> None:
-        """Note the layer and its window."""
         self._current = queries.layer, queries.window
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -248,7 +245,6 @@ class DecodeState:
         return None if self._offloaded is None else self._offloaded.counts.per_token()
 
     def close(self) -> None:
-        """Delete the files, if there are any."""
         if self._offloaded is not None:
             self._offloaded.close()
 
@@ -270,7 +266,6 @@ class PersistentDecodeState:
         self._adapter, self._recompute = adapter, recompute
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits (1, vocab) after `token_ids`, whose last token is not in the KV yet."""
         if not self._adapter.needs_rope_rescale(len(token_ids)):
             return self._adapter.step(self.kv, token_ids[-1])
         self.kv, logits = self._recompute(token_ids)
@@ -288,7 +283,6 @@ class PersistentDecodeState:
 
     @property
     def cost(self) -> DecodeStats | None:
-        """What offloaded decoding has read and kept in memory so far."""
         return self.kv.counts.per_token()
 
 

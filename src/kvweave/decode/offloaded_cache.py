@@ -149,7 +149,6 @@ class OffloadedCache(AppendableCache):
 
     @property
     def resident_bytes(self) -> int:
-        """KV held in memory now, with all buffers that hold it."""
         return self.limit.resident_bytes
 
     @property
@@ -197,7 +196,6 @@ class OffloadedCache(AppendableCache):
         return cast(OffloadedCache, weakref.proxy(self))
 
     def _hooks(self, layer: int) -> CacheHooks:
-        """Return what a layer calls."""
         weak = self._weak_reference()
         return CacheHooks(
             partial(OffloadedCache._reserve_memory, weak, layer),

@@ -148,7 +148,6 @@ class Catalog:
         return int(rows[0][0])
 
     def all_paths(self) -> list[str]:
-        """Return the files of all entries."""
         return [path for (path,) in self.database.query("SELECT path FROM entries")]
 
     def expected_files(self) -> dict[str, tuple[str, int]]:
@@ -200,7 +199,6 @@ class Catalog:
         return bool(self.database.execute("DELETE FROM entries WHERE path = ?", (path,)))
 
     def drop_all(self) -> list[str]:
-        """Drop every row and return the files."""
         with self.database.transaction():
             paths = self.all_paths()
             self.database.execute("DELETE FROM entries")
@@ -243,7 +241,6 @@ class Catalog:
     # Which documents own which chunks; a document is an opaque string here
 
     def own(self, namespace: str, owner: str, chunks: Iterable[str]) -> None:
-        """Record that `owner` has these chunks, in addition to those it has already."""
         self.database.execute(
             """INSERT OR IGNORE INTO chunk_owners (namespace, chunk, owner)
                SELECT ?, value, ? FROM json_each(?)""",

@@ -127,7 +127,6 @@ class ChunkStore(KVStore):
             undo.pop_all()
 
     def _connect(self, server: CircuitBreaker | None, owned_only: bool) -> None:
-        """Make the components and their tables."""
         self.pins = Pins()
         rows = SharedCatalog(self.database)
         self.catalog = Catalog(self.database, rows)
@@ -162,7 +161,6 @@ class ChunkStore(KVStore):
     # Looking up and storing
 
     def lease(self) -> Lease:
-        """Return a lease for one request, for `prefetch` and `find`: a context manager."""
         return Lease(self.pins)
 
     def _find(

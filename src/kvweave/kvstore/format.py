@@ -50,7 +50,6 @@ class ParsedEntry:
 
     @property
     def bytes(self) -> int:
-        """The file's size."""
         return self.data.numel()
 
 

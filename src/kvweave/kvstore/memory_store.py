@@ -39,7 +39,6 @@ class MemoryStore(KVStore):
         return sum(content.bytes for key, content in self._entries.values() if key.content == "kv")
 
     def close(self) -> None:
-        """Drop everything."""
         self._entries.clear()
 
     def _find(

@@ -106,12 +106,10 @@ class SharedCatalog:
         return [key for (key,) in rows]
 
     def queue_length(self, namespace: str) -> int:
-        """Return how many operations are queued."""
         rows = self._database.query("SELECT COUNT(*) FROM shared_errands WHERE namespace = ?", (namespace,))
         return int(rows[0][0])
 
     def confirm_deletions(self, namespace: str, keys: Sequence[str]) -> None:
-        """Record that queued deletions were done."""
         with self._database.transaction():
             self.remove(namespace, keys)
             self._dequeue(namespace, "delete", keys)
@@ -284,7 +282,6 @@ class SharedCatalog:
         return [key for (key,) in rows]
 
     def _delete(self, table: str, namespace: str, keys: Sequence[str]) -> None:
-        """Delete the rows of these keys from a table."""
         self._database.execute(
             f"DELETE FROM {table} WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
             (namespace, json.dumps(keys)),

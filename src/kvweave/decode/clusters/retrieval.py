@@ -62,12 +62,10 @@ class ClusterRetriever(Retriever, ABC):
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the buffered entries."""
         return self.buffer.resident_bytes
 
     @property
     def empty(self) -> bool:
-        """Whether there are no clusters yet."""
         return not self.table.count.any()
 
     def accepts(self, count: int, budget: TokenBudget) -> int:
@@ -112,7 +110,6 @@ class ClusterRetriever(Retriever, ABC):
             self.insert(points[:, number], entries[:, number], budget)
 
     def prefetch_centroids(self) -> None:
-        """Start reading the layer's centroids."""
         if not self.empty:
             self.reserve(clusters=0, rows=0)
             self.shared.centroids.prefetch(self.layer)
@@ -146,7 +143,6 @@ class ClusterRetriever(Retriever, ABC):
         return attended + int(entries.sum())
 
     def finish_pass(self, budget: TokenBudget) -> None:
-        """Do deferred work, then release the centroids."""
         self.finish_deferred(budget)
         self.shared.centroids.release(self.layer)
 

@@ -143,7 +143,6 @@ class Centroids:
         return [[own.columns, own.first_page, own.pages, own.checksum] for own in self.layers]
 
     def restore(self, state: list[list[int]]) -> None:
-        """Restore what `state` returned, with the same file."""
         for own, (columns, first_page, pages, checksum) in zip(self.layers, state, strict=True):
             own.columns = own.written = columns
             own.checksum = checksum
@@ -151,21 +150,17 @@ class Centroids:
             self._end_page = max(self._end_page, first_page + pages)
 
     def sync(self) -> None:
-        """Sync the file to disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     @property
     def _loaded_bytes(self) -> int:
-        """Memory of the layers that are loaded."""
         return sum(len(own.buffer.view) for own in self.layers if own.buffer is not None)
 
     @property
     def _largest_bytes(self) -> int:
-        """Memory that the largest layer takes when it is loaded."""
         return self._capacity(max((own.columns for own in self.layers), default=0))[1]
 
     def _capacity(self, columns: int) -> tuple[int, int]:

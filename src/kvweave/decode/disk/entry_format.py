@@ -32,7 +32,6 @@ class EntryFormat:
 
     @cached_property
     def entry_bytes(self) -> int:
-        """Length of an entry."""
         return -(-self._payload_bytes // 8) * 8
 
     @cached_property
@@ -42,7 +41,6 @@ class EntryFormat:
 
     @cached_property
     def page_entries(self) -> int:
-        """Entries in a page."""
         return self.page_bytes // self.entry_bytes
 
     @cached_property

@@ -103,7 +103,6 @@ class PageFile:
             self._counts.bytes_written += length
 
     def sync(self) -> None:
-        """Sync the file to disk."""
         try:
             os.fsync(self.descriptor)
         except OSError as error:
@@ -129,7 +128,6 @@ class PageFile:
         return descriptor
 
     def _open_direct(self, name: Path, flags: int) -> int:
-        """Open with O_DIRECT if possible."""
         if self.direct:
             try:
                 return os.open(name, flags | os.O_DIRECT, 0o600)

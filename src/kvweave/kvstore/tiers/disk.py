@@ -85,7 +85,6 @@ class DiskTier:
         return None if parsed is None else parsed.content
 
     def read(self, entry: ListedEntry) -> ParsedEntry | None:
-        """Return an entry, as `get` does."""
         parsed = self._opened(entry.path)
         if parsed is not None:
             return parsed
@@ -304,12 +303,10 @@ class DiskTier:
 
     @property
     def limit_bytes(self) -> int:
-        """The cap; another process may have changed it."""
         return self._capacity.limit_bytes
 
     @property
     def used_bytes(self) -> int:
-        """The size of all listed files."""
         return self.catalog.total_bytes()
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -351,7 +348,6 @@ class EntryFiles:
         self._guard = threading.Lock()
 
     def path(self, name: str) -> Path:
-        """Return the path of a file."""
         return self.folder / name
 
     def scan(self) -> list[str]:

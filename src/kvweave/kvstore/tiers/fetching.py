@@ -56,7 +56,6 @@ class Fetcher:
 
     @property
     def pending(self) -> int:
-        """The number of entries that are being read or stored."""
         return len(self._fetches)
 
     def prefetch(self, key: EntryKey, lease: Lease, *, inline: bool = False) -> None:

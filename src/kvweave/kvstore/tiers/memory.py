@@ -62,12 +62,10 @@ class MemoryTier(Generic[Held]):
         return len(self._entries)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every entry."""
         with self._guard:
             return {key: entry.bytes for key, entry in self._entries.items()}
 
     def peek(self, key: str) -> Held | None:
-        """Return what is held of an entry, or None."""
         with self._guard:
             entry = self._entries.get(key)
             return None if entry is None else entry.held
@@ -169,7 +167,6 @@ class HostTier(MemoryTier[HostEntry]):
     """Whether new copies are page-locked, so that a device can read them; set when there is a device."""
 
     def get(self, entry: ListedEntry) -> Content | None:
-        """Return the verified content of an entry that is here, or None."""
         held = self.peek(entry.key.digest)
         return None if held is None else held.parsed.content
 

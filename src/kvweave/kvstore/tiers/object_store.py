@@ -97,7 +97,6 @@ class ObjectTier:
         return found
 
     def close(self) -> None:
-        """Stop the threads."""
         self._threads.shutdown()
 
     def _path(self, key: str) -> str:

@@ -34,7 +34,6 @@ class FetchedEntry:
 
     @property
     def whole(self) -> bool:
-        """Whether all bytes have been read by now."""
         return self.rest is None or self.rest.whole
 
 

@@ -74,7 +74,6 @@ class ReplicatedTier:
 
     @property
     def queue_length(self) -> int:
-        """How many operations wait to be done in the tier."""
         return self.rows.queue_length(self.namespace)
 
     # The queue
@@ -226,7 +225,6 @@ class ReplicatedTier:
     # The thread
 
     def wake(self) -> None:
-        """Process the queue soon."""
         self._woken.set()
         with self._guard:
             if self._thread is None and not self._closing:

@@ -63,7 +63,6 @@ class StreamingEntry:
 
     @property
     def whole(self) -> bool:
-        """Whether everything has been read."""
         return all(state == "read" for state in self._states)
 
     @property

@@ -125,19 +125,16 @@ class TieredStore:
     # Setting up and closing
 
     def attach(self, device: DeviceTier) -> None:
-        """Use a device's memory from now on."""
         self.device = device
         self.host.page_locked = device.device.type == "cuda"
 
     def drop_copies(self, keys: Iterable[str]) -> None:
-        """Drop the copies of these entries in memory."""
         keys = list(keys)
         self.host.drop(keys)
         if self.device is not None:
             self.device.drop(keys)
 
     def clear_memory(self) -> None:
-        """Drop everything in memory."""
         self.host.clear()
         if self.device is not None:
             self.device.clear()
