@@ -74,13 +74,21 @@ class OffloadedCache(AppendableCache):
         self._failure: str | None = None  # a message: a traceback would keep this cache alive
         self._on_next_change: Callable[[], None] | None = None
         strategy = strategy_named(settings.strategy)
-        weak = self._weak_reference()
+        # For callbacks: with cycles, frames would outlive the last reference to the cache.
+        weak = cast(OffloadedCache, weakref.proxy(self))
         self.shared = build_shared_state(
             geometry, settings, strategy, self.counts, files, lambda: weak.limit.reclaim_frames()
         )
         try:
             self.limit = MemoryLimit(self.shared, geometry.layers, geometry.kv_heads)
-            hooks = [self._hooks(layer) for layer in range(geometry.layers)]
+            hooks = [
+                CacheHooks(
+                    partial(OffloadedCache._reserve_memory, weak, layer),
+                    partial(OffloadedCache._has_room, weak, layer),
+                    partial(OffloadedCache._prefetch_after, weak, layer),
+                )
+                for layer in range(geometry.layers)
+            ]
             layers = [
                 OffloadedLayer(
                     settings.sinks,
@@ -190,18 +198,6 @@ class OffloadedCache(AppendableCache):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _weak_reference(self) -> "OffloadedCache":
-        """Return a weak reference for callbacks: with cycles, frames would outlive the last reference to the cache."""
-        return cast(OffloadedCache, weakref.proxy(self))
-
-    def _hooks(self, layer: int) -> CacheHooks:
-        weak = self._weak_reference()
-        return CacheHooks(
-            partial(OffloadedCache._reserve_memory, weak, layer),
-            partial(OffloadedCache._has_room, weak, layer),
-            partial(OffloadedCache._prefetch_after, weak, layer),
-        )
 
     @contextmanager
     def _usable(self) -> Iterator[None]:

@@ -219,25 +219,6 @@ class Catalog:
             surplus = max(0, len(rows) + 1 - max_versions)
             return self.drop([other for (other,) in rows if other not in spare][:surplus])
 
-    def drop_made_from(self, namespace: str, chunks: Iterable[str]) -> list[str]:
-        """Drop every row of the namespace that was made from one of these chunks and return their files.
-
-        Queues the deletion of their copies in the shared tier.
-        """
-        chunks = list(chunks)
-        with self.database.transaction():
-            rows = self.database.query(
-                """SELECT DISTINCT key FROM entries JOIN entry_sources ON entry = id
-                   WHERE namespace = ? AND chunk IN (SELECT value FROM json_each(?))""",
-                (namespace, json.dumps(chunks)),
-            )
-            self._shared.queue_deletions(namespace, chunks)
-            self.database.execute(
-                "DELETE FROM retrieved_chunks WHERE chunk IN (SELECT value FROM json_each(?))",
-                (json.dumps(chunks),),
-            )
-            return self.drop(key for (key,) in rows)
-
     # Which documents own which chunks; a document is an opaque string here
 
     def own(self, namespace: str, owner: str, chunks: Iterable[str]) -> None:
@@ -259,7 +240,8 @@ class Catalog:
     def disown(self, namespace: str, owner: str) -> list[str]:
         """Forget an owner and drop every entry made from a chunk that has none left, in one transaction.
 
-        Chunks that never had an owner, those of callers without documents, do not count.
+        Chunks that never had an owner, those of callers without documents, do not count. Queues the deletion of the entries'
+        copies in the shared tier.
 
         Returns:
             The files of the dropped entries, to be deleted after the commit; none for an unknown owner.
@@ -275,7 +257,18 @@ class Catalog:
             self.database.execute(
                 "DELETE FROM chunk_owners WHERE namespace = ? AND owner = ?", (namespace, owner)
             )
-            return self.drop_made_from(namespace, [chunk for (chunk,) in ownerless])
+            chunks = [chunk for (chunk,) in ownerless]
+            rows = self.database.query(
+                """SELECT DISTINCT key FROM entries JOIN entry_sources ON entry = id
+                   WHERE namespace = ? AND chunk IN (SELECT value FROM json_each(?))""",
+                (namespace, json.dumps(chunks)),
+            )
+            self._shared.queue_deletions(namespace, chunks)
+            self.database.execute(
+                "DELETE FROM retrieved_chunks WHERE chunk IN (SELECT value FROM json_each(?))",
+                (json.dumps(chunks),),
+            )
+            return self.drop(key for (key,) in rows)
 
     # Usage and eviction
 
@@ -379,7 +372,7 @@ class UsageCounters:
         database.script(COUNTERS_SCHEMA)
 
     @property
-    def is_flush_due(self) -> bool:
+    def needs_flush(self) -> bool:
         """Whether enough has gathered to be worth a write."""
         return self._counts["hits"] + self._counts["misses"] >= FLUSH_AFTER
 
@@ -402,8 +395,13 @@ class UsageCounters:
         with self._guard:
             self._counts[name] += count
 
-    def flush(self) -> None:
-        """Write what has gathered, in one transaction; if that fails, keep it for the next time."""
+    def try_flush(self) -> None:
+        """Write what has gathered, in one transaction. If the database refuses, keep it: a look-up must not fail because of it.
+
+        Does nothing inside a transaction: a rollback would lose the counts, and a full disk would end the transaction.
+        """
+        if self._database.in_transaction:
+            return
         with self._guard:
             uses, chunks, counts = self._uses, self._chunks, self._counts
             self._uses, self._chunks, self._counts = Counter(), Counter(), Counter()
@@ -418,22 +416,13 @@ class UsageCounters:
                     list(counts.items()),
                 )
                 self._catalog.count_retrieved(chunks)
-        except BaseException:
+        except BaseException as error:
             with self._guard:
                 self._uses.update(uses)
                 self._chunks.update(chunks)
                 self._counts.update(counts)
-            raise
-
-    def try_flush(self) -> None:
-        """Write what has gathered, unless the database refuses: a look-up must not fail because of its counters.
-
-        Does nothing inside a transaction: a rollback would lose the counts, and a full disk would end the transaction.
-        """
-        try:
-            if not self._database.in_transaction:
-                self.flush()
-        except (StoreError, sqlite3.Error) as error:
+            if not isinstance(error, StoreError | sqlite3.Error):
+                raise
             _LOG.debug("usage counters not written yet: %s", error)
 
     def totals(self) -> dict[str, int]:

@@ -153,7 +153,7 @@ class ChunkStore(KVStore):
             disk.set_limit(limit_bytes)
         if self.catalog.is_new:
             disk_check.recover(disk, relisting=relisting)
-        elif disk_check.is_sweep_due(disk.files):
+        elif disk_check.needs_sweep(disk.files):
             disk_check.sweep(disk.files, self.catalog)
         if shared is not None and shared.queue_length:
             shared.wake()
@@ -173,7 +173,7 @@ class ChunkStore(KVStore):
         if not whole:  # for a prompt
             first = (each.candidates[0] for each in look_ups if each.candidates)
             self.usage.record_retrieved((key.namespace, key.tokens) for key in first if key.content == "kv")
-        if self.usage.is_flush_due:
+        if self.usage.needs_flush:
             self.usage.try_flush()
         return [None if one is None else (one.key, one.content) for one in found]
 
@@ -237,7 +237,7 @@ class ChunkStore(KVStore):
     @property
     def limit_bytes(self) -> int:
         """The hard cap on the size of all files, in bytes."""
-        return self.tiers.disk.limit_bytes
+        return self.capacity.limit_bytes
 
     @property
     def read_only(self) -> bool:
@@ -247,7 +247,7 @@ class ChunkStore(KVStore):
     @property
     def used_bytes(self) -> int:
         """Bytes of all listed files, of all namespaces; cheaper than `stats`, and writes nothing."""
-        return self.tiers.disk.used_bytes
+        return self.catalog.total_bytes()
 
     @property
     def times_full(self) -> int:

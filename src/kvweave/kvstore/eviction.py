@@ -51,20 +51,12 @@ def choose_victims(rows: Iterable[EvictionRow], bytes_to_free: int) -> list[Evic
 # The score
 
 
-def value_per_byte(frequency: float, tokens: int, size_bytes: int) -> float:
-    """Return what keeping an entry is worth at this moment, per byte.
-
-    Args:
-        frequency: aged number of retrievals, more than 0.
-        tokens: how many tokens a pass would have to compute to make the entry again.
-        size_bytes: what the entry takes in the tier.
-    """
-    return frequency * (tokens + 1) / (size_bytes + 1)
-
-
 def eviction_score(frequency: float, tokens: int, size_bytes: int, now_s: float) -> float:
-    """Return the score of an entry that has this frequency at `now_s` (seconds since the epoch)."""
-    return math.log2(value_per_byte(frequency, tokens, size_bytes)) + now_s / HALF_LIFE_S
+    """Return the score of an entry of `tokens` tokens that takes `size_bytes` in the tier.
+
+    `frequency`, more than 0, is its aged number of retrievals at `now_s` (seconds since the epoch).
+    """
+    return math.log2(frequency * (tokens + 1) / (size_bytes + 1)) + now_s / HALF_LIFE_S
 
 
 def after_retrievals(score: float, count: int, tokens: int, size_bytes: int, now_s: float) -> float:

@@ -164,7 +164,7 @@ class DiskTier:
         if not self.accepts(sources):
             return False
         parts = encode_entry(key, model_name, content, sources)
-        size_bytes, limit_bytes = sum(map(len, parts)), self.limit_bytes
+        size_bytes, limit_bytes = sum(map(len, parts)), self._capacity.limit_bytes
         if size_bytes > limit_bytes:
             self._warn_once("large", f"an entry of {size_bytes} bytes is over the limit of {limit_bytes}")
             return False
@@ -300,14 +300,6 @@ class DiskTier:
                 return drop(choose())
 
     # The cap
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._capacity.limit_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return self.catalog.total_bytes()
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""

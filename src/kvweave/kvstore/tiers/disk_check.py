@@ -27,7 +27,7 @@ DEAD_WRITER_AFTER_S = 60.0
 _SWEPT = ".swept"  # its time of modification is that of the last sweep
 
 
-def is_sweep_due(files: EntryFiles) -> bool:
+def needs_sweep(files: EntryFiles) -> bool:
     """Return whether the last sweep is so long ago that another one may find something."""
     mark = files.folder / _SWEPT
     return not mark.exists() or _age_s(mark) > UNLISTED_AFTER_S

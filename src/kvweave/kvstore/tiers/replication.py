@@ -87,7 +87,9 @@ class ReplicatedTier:
         present = self.tier.has_many([*deletions, *puts])
         if self.tier.failing:
             return False
-        deleted = bool(deletions) and self._delete(deletions)
+        deleted = bool(deletions) and self.tier.delete(deletions)
+        if deleted:
+            self.rows.confirm_deletions(self.namespace, deletions)
         published = bool(puts) and self._publish(puts, present)
         return deleted or published
 
@@ -104,12 +106,6 @@ class ReplicatedTier:
                 self._refused = {key: self._refused[key] for key in puts if key in self._refused}
             puts.sort(key=lambda key: key in self._refused)
         return deletions, puts[:BATCH]
-
-    def _delete(self, keys: Sequence[str]) -> bool:
-        if not self.tier.delete(keys):
-            return False
-        self.rows.confirm_deletions(self.namespace, keys)
-        return True
 
     def _publish(self, keys: Sequence[str], present: Collection[str]) -> bool:
         """Put these entries, except those that are present, while the tier accepts them; return whether any is done with."""
@@ -243,15 +239,12 @@ class ReplicatedTier:
 
     def _run(self) -> None:
         while not self._closing:
-            self._woken.wait(RETRY_AFTER_S if self._must_retry else None)
+            # Operations may be left that become possible without another call of `wake`.
+            must_retry = self._warned or self.tier.failing or self.tier.refusing
+            self._woken.wait(RETRY_AFTER_S if must_retry else None)
             self._woken.clear()
             if not self._closing:
                 self._process()
-
-    @property
-    def _must_retry(self) -> bool:
-        """Whether operations may be left that become possible without another call of `wake`."""
-        return self._warned or self.tier.failing or self.tier.refusing
 
     def _process(self) -> None:
         try:
