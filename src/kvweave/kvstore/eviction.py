@@ -77,13 +77,9 @@ def frequency(score: float, tokens: int, size_bytes: int, now_s: float) -> float
 def scores_after_retrievals(
     database: Database, table: str, uses: Mapping[str, int], now_s: float
 ) -> dict[str, float]:
-    """Return the scores that these entries get by their retrievals, for those that the table has; changes nothing.
+    """Return the scores that entries of a table get by retrievals at `now_s`, given by key; changes nothing.
 
-    Args:
-        database: has the table.
-        table: its columns include key, standing, tokens and bytes.
-        uses: number of retrievals by key.
-        now_s: when they happened.
+    The table's columns include key, standing, tokens and bytes.
     """
     rows = database.query(
         f"SELECT key, standing, tokens, bytes FROM {table} WHERE key IN (SELECT value FROM json_each(?))",
@@ -99,14 +95,10 @@ def lowest_scores(
     total_bytes: int,
     spare: Collection[str],
 ) -> list[EvictionRow]:
-    """Return the entries with the lowest scores that together take at least `total_bytes`.
+    """Return the entries with the lowest scores that together take at least `total_bytes`, without the keys `spare`.
 
-    Args:
-        database: has the table.
-        source: the table, with an index over (standing, key, bytes), and which of its rows count.
-        values: of the placeholders in `source`.
-        total_bytes: how much is needed.
-        spare: keys to leave out.
+    `source` names a table with an index over (standing, key, bytes), and says which of its rows count; `values` are those of its
+    placeholders.
     """
     limit = _PAGE_ROWS + len(spare)
     while True:

@@ -98,9 +98,7 @@ def parse_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str,
     Returns:
         The metadata, and for each tensor its form (dtype, shape, offsets) and its byte range.
 
-    Raises:
-        StoreTooNew: written by a newer format version.
-        DamagedEntry: there is no whole, unaltered header in these bytes.
+    Raises as `read_header`.
     """
     try:
         header, forms = _document(data)

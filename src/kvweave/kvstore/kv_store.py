@@ -117,12 +117,8 @@ class KVStore(ABC):
         One chunk's KV can be stored after several prefixes (Cache-Craft, RAGCache): compare their contexts, then
         `find` the one that fits best.
 
-        Args:
-            model: the model that made it.
-            chunks: the token ids of each chunk.
-
         Returns:
-            For each chunk, in order, the provenances of all its KV in this namespace, the most used first, of the
+            For each chunk, given by its token ids, the provenances of all its KV in this namespace, the most used first, of the
             uses written by now. An exact one has the kind that it was first put with.
         """
         digests = [digest_tokens(ids) for ids in chunks]
@@ -135,11 +131,7 @@ class KVStore(ABC):
         wanted: Sequence[tuple[Sequence[int], KVProvenance]],
         content: ContentKind = "kv",
     ) -> list[bool]:
-        """Copy entries that only a shared tier has to this machine, instead of computing them; not counted.
-
-        Returns:
-            For each of the (token ids, provenance) whether it is listed here now.
-        """
+        """Copy entries that only a shared tier has to this machine; return whether each is listed here now; not counted."""
         return self._import([self._look_up(model, content, ids, [provenance]) for ids, provenance in wanted])
 
     # Loading
@@ -153,11 +145,8 @@ class KVStore(ABC):
     ) -> None:
         """Begin to load KV in the background that `find` will be asked for; not counted.
 
-        Args:
-            model: as in `find`.
-            wanted: for each span the digest of its tokens and the acceptable provenances, best first; the first of them
-                that is stored is loaded.
-            lease: cancels the loads that were not used, when it ends.
+        `wanted` has for each span the digest of its tokens and the acceptable provenances, best first; the first of them that is
+        stored is loaded. The lease cancels the loads that were not used, when it ends.
         """
         self._prefetch(
             [[self._key(model, tokens, each) for each in tried] for tokens, tried in wanted], lease

@@ -37,10 +37,8 @@ class MemoryEntry(Generic[Held]):
 class MemoryTier(Generic[Held]):
     """Entries by key; what is held of each is up to the subclass. Safe to use from several threads.
 
-    Args:
-        limit_bytes: the cap; 0 turns the tier off.
-        in_use: returns the keys that must not be evicted.
-        on_evict: called with the entries that were evicted, by key, after each eviction.
+    A cap of 0 turns the tier off. `in_use` returns the keys that must not be evicted. `on_evict` is called with the entries that
+    were evicted, by key.
     """
 
     name: TierName

@@ -34,15 +34,8 @@ RETRY_AFTER_S = 1.0
 class ReplicatedTier:
     """One namespace's entries in the shared tier; `reader` reads them, this keeps them in step.
 
-    The queue is processed by a thread that starts when it is first woken.
-
-    Args:
-        namespace: whose entries.
-        tier: where they are.
-        rows: what the catalogue knows of them.
-        disk: this machine's entries.
-        capacity: has the cap, and the keys that must not be evicted.
-        usage: counts damaged entries.
+    `rows` are what the catalogue knows of the tier, and `disk` has this machine's entries. The queue is processed by a thread
+    that starts when it is first woken.
     """
 
     def __init__(

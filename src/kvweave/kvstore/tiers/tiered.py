@@ -46,10 +46,7 @@ class Found:
 class TieredStore:
     """The tiers of one store; safe to use from several threads.
 
-    Args:
-        disk: the disk tier.
-        shared: None if there is none.
-        pins: what running requests use.
+    `shared` is None if there is no shared tier; `pins` are what running requests use.
 
     Attributes:
         reads: runs the reading of files, and moves entries in the background.
