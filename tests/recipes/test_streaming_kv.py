@@ -13,7 +13,7 @@ import torch
 from kvweave.errors import TierUnavailable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange
-from kvweave.kvstore.tiers import circuit_breaker, remote_reader, streaming
+from kvweave.kvstore.tiers import circuit_breaker, fetching, streaming
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.models.adapter import Adapter
@@ -30,7 +30,7 @@ PIECE_BYTES = 2048  # an entry here has about 10 kB, in three layers
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (streaming, remote_reader):
+    for module in (streaming, fetching):
         monkeypatch.setattr(module, "PIECE_BYTES", PIECE_BYTES)
 
 

@@ -41,7 +41,6 @@ class ClusterTable:
         self.extra_homes: dict[tuple[int, int], list[int]] = {}
 
     def new_cluster(self, head: int, home: int) -> int:
-        """Add an empty cluster whose first home is `home`; return its number."""
         if self.count[head] == self.sizes.shape[1]:
             self._widen()
         number = int(self.count[head])

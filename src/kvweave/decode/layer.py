@@ -114,7 +114,6 @@ class OffloadedLayer(CacheLayerMixin):
         return self.recent.seq_length
 
     def get_max_length(self) -> int:
-        """Return -1: there is no maximum."""
         return -1
 
     def _start_attention(self, call: AttentionCall) -> PartialAttention:

@@ -211,7 +211,6 @@ class OffloadedCache(AppendableCache):
             raise
 
     def _start_layer(self, layer: int) -> None:
-        """Start a pass with its first layer."""
         if layer == 0:
             if self._on_next_change is not None:
                 self._on_next_change()
@@ -240,7 +239,6 @@ class OffloadedCache(AppendableCache):
                 self.limit.enforce(more_bytes)
 
     def _has_room(self, layer: int, more_bytes: int) -> bool:
-        """Return whether a layer can grow by `more_bytes`."""
         self.measure(layer)
         return self.limit.has_room(more_bytes)
 

@@ -297,7 +297,6 @@ class Catalog:
         return dict(self.database.query("SELECT chunk, times FROM retrieved_chunks"))
 
     def scores(self, keys: Iterable[str]) -> dict[str, float]:
-        """Return the eviction score of each key that is listed, by one query for all."""
         rows = self.database.query(
             "SELECT key, standing FROM entries WHERE key IN (SELECT value FROM json_each(?))",
             (json.dumps(list(keys)),),

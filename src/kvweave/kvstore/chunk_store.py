@@ -40,11 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_remote_tier(url: str, namespace: str) -> RemoteTier:
-    """Return the tier at an address, for one namespace; sends no request yet.
-
-    Args:
-        url: see `RedisTier` and `ObjectTier`.
-        namespace: entries of other namespaces are never seen.
+    """Return the tier at an address (see `RedisTier` and `ObjectTier`), for one namespace; sends no request yet.
 
     Raises:
         MissingExtra: the client for this kind of server is not installed.
@@ -236,7 +232,6 @@ class ChunkStore(KVStore):
 
     @property
     def limit_bytes(self) -> int:
-        """The hard cap on the size of all files, in bytes."""
         return self.capacity.limit_bytes
 
     @property

@@ -33,11 +33,9 @@ class EvictionRow:
 
 
 def choose_victims(rows: Iterable[EvictionRow], bytes_to_free: int) -> list[EvictionRow]:
-    """Return the entries with the lowest scores that together free at least `bytes_to_free`.
+    """Return the entries with the lowest scores that together free at least `bytes_to_free`, lowest score first.
 
-    Returns:
-        The victims, lowest score first; every row if all of them together are too little, none if `bytes_to_free` is 0
-        or less.
+    Returns every row if all of them together are too little, none if `bytes_to_free` is 0 or less.
     """
     victims: list[EvictionRow] = []
     for row in sorted(rows, key=lambda row: (row.score, row.key)):

@@ -199,17 +199,10 @@ class SharedCatalog:
     def reconcile(
         self, namespace: str, known_before: Set[str], sizes: Mapping[str, int], now_s: float
     ) -> int:
-        """Correct what is known by a listing of the tier.
+        """Correct what is known by a listing of the tier, in bytes by key; return how many rows were wrong.
 
-        Args:
-            namespace: whose entries were listed.
-            known_before: the result of `known` before the listing. Entries put since then do not count as gone, and entries
-                deleted since then do not count as new.
-            sizes: the listing, in bytes by key.
-            now_s: the catalogue's time.
-
-        Returns:
-            How many rows were wrong.
+        `known_before` is the result of `known` before the listing. Entries put since then do not count as gone, and entries
+        deleted since then do not count as new.
         """
         with self._database.transaction():
             known = dict(

@@ -318,7 +318,6 @@ class ClusterRetriever(Retriever, ABC):
             store.release(own)
 
     def _attend_portion(self, attention: PartialAttention, portion: Portion) -> None:
-        """Attend to all entries of loaded clusters."""
         device = attention.query.device
         numbers, counts = self.store.locate(self.layer, portion)
         keys, values = self.store.keys(numbers), self.store.values(numbers)

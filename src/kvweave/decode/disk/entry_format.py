@@ -111,7 +111,6 @@ class EntryFormat:
         return self._half(entries, half)
 
     def _half(self, entries: Tensor, half: int) -> Tensor:
-        """Return the keys (half 0) or values (half 1) of entries."""
         if self.storage == "exact":
             rows = entries[..., : 2 * self.width * self.dtype.itemsize].view(self.dtype)
             return rows[..., half * self.width : (half + 1) * self.width]

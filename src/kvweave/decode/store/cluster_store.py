@@ -312,7 +312,6 @@ class ClusterStore:
         return frame
 
     def _discard(self, key: ClusterKey) -> None:
-        """Discard all that is in memory of a cluster."""
         self._reads.wait([key])
         if key in self.page_cache:
             self._frames.free(self.page_cache.remove(key))

@@ -22,7 +22,7 @@ from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.shared_catalog import QueuedEntry, SharedCatalog
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
 from kvweave.kvstore.tiers.disk import DiskTier
-from kvweave.kvstore.tiers.remote_reader import RemoteReader
+from kvweave.kvstore.tiers.fetching import RemoteReader
 
 _LOG = logging.getLogger(__name__)
 

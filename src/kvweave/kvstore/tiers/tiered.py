@@ -19,10 +19,9 @@ from kvweave.kvstore.keys import EntryKey, LookUp
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.disk_check import relist
-from kvweave.kvstore.tiers.fetching import Fetcher
+from kvweave.kvstore.tiers.fetching import FetchedEntry, Fetcher
 from kvweave.kvstore.tiers.leases import Lease, Pins
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
-from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier
 from kvweave.kvstore.tiers.tier import ListedEntry
 
