@@ -49,12 +49,8 @@ def strategy_named(name: str) -> Strategy:
 class OffloadedCache(AppendableCache):
     """KV of one text, on disk and in memory. Close it: its files have no name and are deleted with it.
 
-    Args:
-        geometry: the model's.
-        settings: see `OffloadSettings`.
-        positions: rotary positions (N,) of the prompt it will be filled with; empty for a text that starts with its
-            first pass.
-        files: paths of its two files, for a text that outlives the process.
+    `positions` are the rotary positions (N,) of the prompt it will be filled with, empty for a text that starts with its first
+    pass; `files` the paths of its two files, for a text that outlives the process.
 
     Raises:
         InvalidRequest: the settings are invalid.

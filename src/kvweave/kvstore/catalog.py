@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvweave.database import Database
 from kvweave.errors import StoreError
@@ -104,11 +105,7 @@ class Catalog:
 
     def paths(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the file of each key that is listed, by one query for all."""
-        rows = self.database.query(
-            "SELECT key, path FROM entries WHERE key IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(keys)),),
-        )
-        return dict(rows)
+        return self._of_keys("path", keys)
 
     def versions(
         self, namespace: str, model: str, token_digests: Iterable[str]
@@ -297,11 +294,7 @@ class Catalog:
         return dict(self.database.query("SELECT chunk, times FROM retrieved_chunks"))
 
     def scores(self, keys: Iterable[str]) -> dict[str, float]:
-        rows = self.database.query(
-            "SELECT key, standing FROM entries WHERE key IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(keys)),),
-        )
-        return dict(rows)
+        return self._of_keys("standing", keys)
 
     def lowest_scores(self, total_bytes: int, spare: Collection[str] = ()) -> list[EvictionRow]:
         """Return the entries with the lowest scores that together take at least `total_bytes`, without `spare`."""
@@ -311,6 +304,14 @@ class Catalog:
         """Return seconds since the epoch, never less than any time the catalogue has seen."""
         seen = self.database.query("SELECT latest_s FROM store_clock")
         return max(self._clock(), seen[0][0]) if seen else self._clock()
+
+    def _of_keys(self, column: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Return a column of each key that is listed."""
+        rows = self.database.query(
+            f"SELECT key, {column} FROM entries WHERE key IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(keys)),),
+        )
+        return dict(rows)
 
     def _advance_clock(self) -> float:
         now = self.now_s()

@@ -78,7 +78,17 @@ def encode_entry(
     # Over each layer's part of every tensor, in the order of the file.
     layer_checksums = [checksum(*map(as_bytes, parts)) for parts in zip(*layered.values(), strict=True)]
     metadata = {
-        **_describe(key, model_name, sources, storage),
+        "content": key.content,
+        "storage": storage,
+        "key": key.digest,
+        "namespace": key.namespace,
+        "model_digest": key.model,
+        "kind": key.provenance.kind,
+        "exact": "true" if key.provenance.exact else "false",
+        "rope_regime": key.provenance.rope_regime,
+        "context": json.dumps(key.provenance.context),
+        "model_name": model_name,
+        "sources": json.dumps(list(sources)),
         "checksums": json.dumps({name: checksum(as_bytes(tensor)) for name, tensor in whole.items()}),
         "layer_checksums": json.dumps(layer_checksums),
     }
@@ -205,22 +215,6 @@ def _parsed(
 
 
 # The metadata
-
-
-def _describe(key: EntryKey, model_name: str, sources: Sequence[str], storage: Storage) -> dict[str, str]:
-    return {
-        "content": key.content,
-        "storage": storage,
-        "key": key.digest,
-        "namespace": key.namespace,
-        "model_digest": key.model,
-        "kind": key.provenance.kind,
-        "exact": "true" if key.provenance.exact else "false",
-        "rope_regime": key.provenance.rope_regime,
-        "context": json.dumps(key.provenance.context),
-        "model_name": model_name,
-        "sources": json.dumps(list(sources)),
-    }
 
 
 def _key(metadata: Mapping[str, str], tokens: str) -> EntryKey:

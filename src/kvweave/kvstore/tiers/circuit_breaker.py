@@ -119,10 +119,7 @@ class Circuit:
 
     Calls that run at the same time count as one: a call that began before the last failure says nothing new.
 
-    Args:
-        clock: returns seconds from any beginning.
-        warning: begins the message about an outage.
-        warn_again_after_s: the least time between two warnings.
+    `warning` begins the message about an outage; two warnings are at least `warn_again_after_s` apart.
     """
 
     def __init__(self, clock: Callable[[], float], warning: str, warn_again_after_s: float) -> None:
