@@ -101,7 +101,6 @@ class OffloadedLayer(CacheLayerMixin):
             self._trim_window(self._budget_for(self.recent.seq_length))
 
     def restore(self, window: dict[str, Tensor], seq_length: int, sliding_window: int | None) -> None:
-        """Restore what `recent.state` returned after `seq_length` positions."""
         self.recent.restore(window, seq_length)
         for keys, values, _ in self.recent.segments():
             self.lazy_initialization(keys, values)
@@ -112,11 +111,9 @@ class OffloadedLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of positions so far."""
         return self.recent.seq_length
 
     def get_max_length(self) -> int:
-        """Return -1: there is no maximum."""
         return -1
 
     def _start_attention(self, call: AttentionCall) -> PartialAttention:
@@ -202,12 +199,10 @@ class RecentWindow:
 
     @property
     def sinks(self) -> int:
-        """Number of sinks held."""
         return 0 if self._sinks is None else self._sinks.shape[2]
 
     @property
     def resident_bytes(self) -> int:
-        """Size of the buffers."""
         return sum(part.nbytes for part in (self._sinks, self._rows) if part is not None)
 
     def append(self, keys: Tensor, values: Tensor) -> None:
@@ -276,7 +271,6 @@ class RecentWindow:
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of sinks and window, for `restore`."""
         found = {} if self._sinks is None else {"sinks": self._sinks.clone()}
         if self._rows is not None:
             found["window"] = self._rows[:, :, self._start : self._end].contiguous()
@@ -284,7 +278,6 @@ class RecentWindow:
         return found
 
     def restore(self, state: dict[str, Tensor], seq_length: int) -> None:
-        """Restore what `state` returned after `seq_length` positions."""
         self._sinks = state.get("sinks")
         self.seq_length = seq_length
         if "window" in state:

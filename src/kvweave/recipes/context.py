@@ -107,10 +107,6 @@ class StoreEntry:
 
     def put(self, store: KVStore, model: ModelFingerprint) -> bool:
         """Store it; return whether the store holds it now. Raises as `ChunkStore.put` does."""
-        if isinstance(self.content, ChunkFeature):
-            return store.put_feature(
-                model, self.content, self.provenance, self.sources, max_versions=self.max_versions
-            )
         return store.put(model, self.content, self.provenance, self.sources, max_versions=self.max_versions)
 
 

@@ -142,7 +142,9 @@ def _longest(adapter: SnapshotAdapter, store: KVStore, path: _Path) -> tuple[int
     """Return the longest stored state that the prompt begins with, and the number of the first span after it."""
     model, prompt = adapter.fingerprint, path.prompt
     keys = [(path.digests[number], path.provenance(number)) for number in path.ends]
-    listed = [number for number, here in zip(path.ends, store.has_features(model, keys), strict=True) if here]
+    listed = [
+        number for number, here in zip(path.ends, store.has_many(model, keys, "note"), strict=True) if here
+    ]
     for number in reversed(listed or path.ends):  # if none is listed here, a shared tier may have one
         wanted = (prompt.ids(prompt.spans[number]), path.provenance(number))
         (found,) = store.find_features(model, [wanted])
