@@ -81,7 +81,7 @@ def spelled_out(adapter, store, state, asked, share, layers):
         keys[:, :, state.fresh] = seen.keys[:, :, fresh]
         query = seen.query[0, :, [fresh.index(rows.index(row)) for row in state.question_rows.tolist()]]
         repeated = keys[0].repeat_interleave(query.shape[0] // keys.shape[1], dim=0)
-        logits = query @ repeated.transpose(1, 2) * seen.scaling
+        logits = query @ repeated.transpose(1, 2) * seen.settings.scaling
         visible = torch.arange(prompt.tokens)[None] <= state.question_rows[:, None]
         found.append(logits.masked_fill(~visible, float("-inf")).softmax(dim=-1).mean(dim=(0, 1)))
     return torch.stack(found).mean(dim=0)[state.stale]

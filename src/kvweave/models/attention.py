@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from kvweave.errors import UnsupportedModel
 from kvweave.models.hooks import AttentionHook, LayerQueries
 from kvweave.models.rotary import RotationRecorder
-from kvweave.ops.attention import AttentionInput, KVRows, RowAttention
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import attend_softcap
 from kvweave.ops.grouped_attention import ContextGroup, attend_grouped
 from kvweave.ops.row_attention import row_attention
@@ -35,9 +35,7 @@ class AttentionCall:
         layer: index of the layer.
         query: (B, H, T, D), of the rows of a pass.
         keys, values: (B, G, N, D), as the cache returned them, in prompt order.
-        window: the layer's sliding window, None without one.
-        scaling: factor of the logits.
-        softcap: the layer's soft cap on logits, None without one.
+        settings: how the layer attends.
         unrotated: the query before rotary positions; None unless the pass records it.
     """
 
@@ -45,9 +43,7 @@ class AttentionCall:
     query: Tensor
     keys: Tensor
     values: Tensor
-    window: int | None
-    scaling: float
-    softcap: float | None
+    settings: AttentionSettings
     unrotated: Tensor | None = None
 
 
@@ -98,9 +94,7 @@ class RowPlan:
                     rows=self.rows,
                     query=call.query,
                     keys=call.keys,
-                    scaling=call.scaling,
-                    window=call.window,
-                    softcap=call.softcap,
+                    settings=call.settings,
                     unrotated=call.unrotated,
                 )
             )
@@ -112,9 +106,7 @@ class RowPlan:
         # The cache holds shared spans and rows merged: one private run in prompt order, nothing to skip.
         merged = KVRows(call.keys, call.values, torch.arange(call.keys.shape[2], device=call.keys.device))
         inputs = AttentionInput(shared=(), private=merged, skip=rows[:0])
-        return self._attention.attend(
-            call.query, [inputs], scaling=call.scaling, window=call.window, softcap=call.softcap
-        )
+        return self._attention.attend(call.query, [inputs], call.settings)
 
 
 class GroupedPlan(RowPlan):
@@ -148,9 +140,7 @@ class GroupedPlan(RowPlan):
             call.keys,
             call.values,
             self._group,
-            scaling=call.scaling,
-            window=call.window,
-            softcap=call.softcap,
+            call.settings,
         )
         if inside == 0:
             return grouped
@@ -186,15 +176,16 @@ def kvweave_attention_forward(
         )
     plan: AttentionPlan | None = kwargs.get(ROWS_KEYWORD)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    settings = AttentionSettings(scale, sliding_window, softcap)
     if plan is not None:
         recorder: RotationRecorder | None = kwargs.get(ROTATIONS_KEYWORD)
         unrotated = recorder.unrotated_query(query) if recorder is not None else None
         layer = int(getattr(module, "layer_idx", -1))
-        out = plan.attend(AttentionCall(layer, query, key, value, sliding_window, scale, softcap, unrotated))
+        out = plan.attend(AttentionCall(layer, query, key, value, settings, unrotated))
     elif softcap is not None:
         # A missing mask means plain causal attention, as it does for the library's own function.
         causal = attention_mask is None and query.shape[2] > 1
-        out = attend_softcap(query, key, value, attention_mask, causal, scale, softcap)
+        out = attend_softcap(query, key, value, attention_mask, causal, settings)
     else:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

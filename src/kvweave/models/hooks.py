@@ -6,13 +6,14 @@ pass with `StopForward`. The cost of recording grows with the rows asked for, no
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
+from kvweave.ops.attention import AttentionSettings
 from kvweave.ops.scores import attention_shares, mean_attention, peak_attention
 
 
@@ -29,9 +30,7 @@ class LayerQueries:
         rows: prompt positions (T,) of the queries, ascending.
         query: (B, H, T, D).
         keys: (B, G, N, D), in prompt order.
-        scaling: factor of the logits.
-        window: the layer's sliding window, None without one.
-        softcap: the layer's soft cap on logits, None without one.
+        settings: how the layer attends.
         unrotated: the query before rotary positions, whole heads; None unless a hook of the pass needs it.
     """
 
@@ -39,9 +38,7 @@ class LayerQueries:
     rows: Tensor
     query: Tensor
     keys: Tensor
-    scaling: float
-    window: int | None
-    softcap: float | None
+    settings: AttentionSettings
     unrotated: Tensor | None = None
 
 
@@ -143,10 +140,8 @@ class AttentionProbe:
             queries.query[:, :, self._indices],  # (1, H, R, D)
             queries.rows[self._indices],
             queries.keys,
-            scaling=queries.scaling,
-            window=None if self._lift_windows else queries.window,
-            softcap=queries.softcap,
-            columns=self._columns,
+            _lifted(queries.settings, self._lift_windows),
+            self._columns,
         )[0]
 
     @property
@@ -175,15 +170,8 @@ class AttentionShares:
         members = torch.zeros(queries.keys.shape[2], len(self._parts), device=queries.keys.device)
         for number, (start, end) in enumerate(self._parts):
             members[start:end, number] = 1.0
-        shares = attention_shares(
-            queries.query[:, :, indices],
-            queries.rows[indices],
-            queries.keys,
-            members,
-            scaling=queries.scaling,
-            window=queries.window,
-            softcap=queries.softcap,
-        )[0]
+        query, rows = queries.query[:, :, indices], queries.rows[indices]
+        shares = attention_shares(query, rows, queries.keys, members, queries.settings)[0]
         self._sum = shares if self._sum is None else self._sum + shares
         self._layers += 1
 
@@ -208,14 +196,8 @@ class PeakAttention:
         """Include one layer, if it is one of those to record."""
         if self._layers is not None and queries.layer not in self._layers:
             return
-        peak = peak_attention(
-            queries.query,
-            queries.rows,
-            queries.keys,
-            scaling=queries.scaling,
-            window=None if self._lift_windows else queries.window,
-            softcap=queries.softcap,
-        )[0]
+        settings = _lifted(queries.settings, self._lift_windows)
+        peak = peak_attention(queries.query, queries.rows, queries.keys, settings)[0]
         self._peak = peak if self._peak is None else torch.maximum(self._peak, peak)
 
     @property
@@ -256,6 +238,10 @@ class UnrotatedQueries:
                 f"layer {layer} was not recorded: of the chosen layers, the pass ran {sorted(self._recorded)}"
             )
         return self._recorded[layer]
+
+
+def _lifted(settings: AttentionSettings, lift_windows: bool) -> AttentionSettings:
+    return replace(settings, window=None) if lift_windows else settings
 
 
 def _indices_of(rows: Tensor, computed: Tensor) -> Tensor:

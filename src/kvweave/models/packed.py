@@ -170,7 +170,7 @@ class _PackedPlan:
         everybody = len(numbers) == len(self._requests)
         parts = [slice(self._edges[number], self._edges[number + 1]) for number in numbers]
         query = call.query if everybody else torch.cat([call.query[:, :, part] for part in parts], dim=2)
-        done = attention.attend(query, inputs, scaling=call.scaling, window=call.window, softcap=call.softcap)
+        done = attention.attend(query, inputs, call.settings)
         start = 0
         for part in parts:
             count = part.stop - part.start

@@ -164,7 +164,7 @@ class _RecordingCache(DynamicCache):
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Record the window with which a layer attends."""
-        self.windows[queries.layer] = queries.window
+        self.windows[queries.layer] = queries.settings.window
 
 
 def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:

@@ -195,7 +195,10 @@ class _QueryRecorder:
 
     def on_layer(self, queries: LayerQueries) -> None:
         if queries.layer in self.votes.layers:
-            self.seen.append(replace(queries, window=None) if self.votes.lift_windows else queries)
+            settings = queries.settings
+            if self.votes.lift_windows:
+                settings = replace(settings, window=None)
+            self.seen.append(replace(queries, settings=settings))
 
 
 def _attention(
@@ -214,9 +217,7 @@ def _attention(
         seen.query[:, :, places],
         state.question_rows.to(device),
         keys,
-        scaling=seen.scaling,
-        window=seen.window,
-        softcap=seen.softcap,
+        seen.settings,
     )[0]
 
 
