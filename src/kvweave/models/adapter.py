@@ -22,7 +22,6 @@ from kvweave.errors import InvalidRequest
 from kvweave.machine import all_threads
 from kvweave.models.attention import (
     ATTENTION_NAME,
-    ROTATIONS_KEYWORD,
     ROWS_KEYWORD,
     AttentionPlan,
     RowPlan,
@@ -187,9 +186,7 @@ class Adapter:
         if self._low is not None:
             return self._compute_in_blocks(rows, capture, row_schedule)
         if self.batcher is None:
-            recorder = self._recorder(rows, capture)
-            with self._one_pass(rows, row_schedule):
-                return self.call_model(rows.ids, rows.positions, kv_cache, plan, recorder)
+            return self._compute_alone(rows, capture, row_schedule)
         if self.batcher.load_ahead:
             kv_cache.load(None)
         if row_schedule is not None or kv_cache.sink is not None:
@@ -313,8 +310,6 @@ class Adapter:
             # Any 4D mask keeps the library from building its own; our attention follows the plan.
             mask = torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=ids.device)
             keywords = {"attention_mask": mask, ROWS_KEYWORD: plan}
-        if recorder is not None:
-            keywords[ROTATIONS_KEYWORD] = recorder
         self.rotation.reset_lengths()
         with recorder or nullcontext(), torch.no_grad():
             out = self.model(
@@ -468,12 +463,11 @@ class Adapter:
         return low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
 
     def _recorder(self, rows: PassRows, capture: bool) -> RotationRecorder | None:
-        """Return what records the pass' rotations, if something needs them; with `capture`, the cache collects its rows."""
-        if not capture and not rows.plan.needs_unrotated:
+        """With `capture`, have the cache collect the pass' rows, and return what records their rotations."""
+        if not capture:
             return None
         recorder = RotationRecorder(self.rotation.module)
-        if capture:
-            rows.kv_cache.capture = RowCapture(recorder, self.geometry.layers, rows.kv_cache.length)
+        rows.kv_cache.capture = RowCapture(recorder, self.geometry.layers, rows.kv_cache.length)
         return recorder
 
     @contextmanager

@@ -16,7 +16,6 @@ from transformers.masking_utils import sdpa_mask
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.hooks import AttentionHook, LayerQueries
-from kvweave.models.rotary import RotationRecorder
 from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import attend_softcap
 from kvweave.ops.grouped_attention import ContextGroup, attend_grouped
@@ -24,7 +23,6 @@ from kvweave.ops.row_attention import row_attention
 
 ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"
-ROTATIONS_KEYWORD = "kvweave_rotations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,6 @@ class AttentionCall:
         query: (B, H, T, D), of the rows of a pass.
         keys, values: (B, G, N, D), as the cache returned them, in prompt order.
         settings: how the layer attends.
-        unrotated: the query before rotary positions; None unless the pass records it.
     """
 
     layer: int
@@ -44,7 +41,6 @@ class AttentionCall:
     keys: Tensor
     values: Tensor
     settings: AttentionSettings
-    unrotated: Tensor | None = None
 
 
 class AttentionPlan(Protocol):
@@ -68,11 +64,6 @@ class RowPlan:
         self._dtype = dtype
         self._attention: RowAttention | None = None
 
-    @property
-    def needs_unrotated(self) -> bool:
-        """Whether a hook needs queries before rotation."""
-        return any(getattr(hook, "needs_unrotated", False) for hook in self.hooks)
-
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention of the rows' query (B, H, T, D) over the cache's keys and values (B, G, N, D)."""
         self.notify_hooks(call)
@@ -88,16 +79,7 @@ class RowPlan:
         """Show one layer to all hooks."""
         self.layers_seen.add(call.layer)
         for hook in self.hooks:
-            hook.on_layer(
-                LayerQueries(
-                    layer=call.layer,
-                    rows=self.rows,
-                    query=call.query,
-                    keys=call.keys,
-                    settings=call.settings,
-                    unrotated=call.unrotated,
-                )
-            )
+            hook.on_layer(LayerQueries(call.layer, self.rows, call.query, call.keys, call.settings))
 
     def _attend_causally(self, call: AttentionCall, rows: Tensor) -> Tensor:
         """Return plain causal attention of `rows`, which must be the same at every layer."""
@@ -178,10 +160,8 @@ def kvweave_attention_forward(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     settings = AttentionSettings(scale, sliding_window, softcap)
     if plan is not None:
-        recorder: RotationRecorder | None = kwargs.get(ROTATIONS_KEYWORD)
-        unrotated = recorder.unrotated_query(query) if recorder is not None else None
         layer = int(getattr(module, "layer_idx", -1))
-        out = plan.attend(AttentionCall(layer, query, key, value, settings, unrotated))
+        out = plan.attend(AttentionCall(layer, query, key, value, settings))
     elif softcap is not None:
         # A missing mask means plain causal attention, as it does for the library's own function.
         causal = attention_mask is None and query.shape[2] > 1

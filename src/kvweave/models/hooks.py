@@ -31,7 +31,6 @@ class LayerQueries:
         query: (B, H, T, D).
         keys: (B, G, N, D), in prompt order.
         settings: how the layer attends.
-        unrotated: the query before rotary positions, whole heads; None unless a hook of the pass needs it.
     """
 
     layer: int
@@ -39,14 +38,10 @@ class LayerQueries:
     query: Tensor
     keys: Tensor
     settings: AttentionSettings
-    unrotated: Tensor | None = None
 
 
 class AttentionHook(Protocol):
-    """Sees the attention inputs of every layer of a pass.
-
-    A hook whose attribute `needs_unrotated` is true also gets the queries before rotation.
-    """
+    """Sees the attention inputs of every layer of a pass."""
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Called once per layer, in order, before the layer attends; may raise StopForward."""
@@ -205,39 +200,6 @@ class PeakAttention:
         """(keys,) float32 on the model's device; read it after the pass."""
         assert self._peak is not None, "the pass has not run"
         return self._peak
-
-
-class UnrotatedQueries:
-    """Records the unrotated queries of chosen layers, for all rows of one pass:
-
-        queries = UnrotatedQueries(layers={last})
-        plan.hooks.append(queries)
-        adapter.compute(kv_cache, token_ids, plan)
-        queries.of(last)
-
-    Heads are whole, even where the family rotates only a part of them. Layers without positions give their queries
-    as they are.
-    """
-
-    needs_unrotated = True
-
-    def __init__(self, layers: Collection[int]) -> None:
-        self._layers = frozenset(layers)
-        self._recorded: dict[int, Tensor] = {}
-
-    def on_layer(self, queries: LayerQueries) -> None:
-        """Record one layer's queries."""
-        if queries.layer in self._layers:
-            assert queries.unrotated is not None
-            self._recorded[queries.layer] = queries.unrotated
-
-    def of(self, layer: int) -> Tensor:
-        """Return (1, H, T, D), one query per row of the pass. Raises InvalidRequest for a layer without a record."""
-        if layer not in self._recorded:
-            raise InvalidRequest(
-                f"layer {layer} was not recorded: of the chosen layers, the pass ran {sorted(self._recorded)}"
-            )
-        return self._recorded[layer]
 
 
 def _lifted(settings: AttentionSettings, lift_windows: bool) -> AttentionSettings:

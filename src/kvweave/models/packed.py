@@ -89,8 +89,7 @@ class _PackedPlan:
         self._requests = requests
         self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
         self._captures = [request.kv_cache.capture is not None for request in requests]
-        unrotated = any(request.plan.needs_unrotated for request in requests)
-        self.recorder = recorder if unrotated or any(self._captures) else None
+        self.recorder = recorder if any(self._captures) else None
         self._shared: dict[tuple[int, ...], RowAttention] = {}
 
     @property
@@ -180,14 +179,8 @@ class _PackedPlan:
 
 def _rows_of(call: AttentionCall, own: slice) -> AttentionCall:
     """Return the call for some of its rows, with their new keys and values."""
-    unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
-    return replace(
-        call,
-        query=call.query[:, :, own],
-        keys=call.keys[:, :, own],
-        values=call.values[:, :, own],
-        unrotated=unrotated,
-    )
+    query, keys, values = (each[:, :, own] for each in (call.query, call.keys, call.values))
+    return replace(call, query=query, keys=keys, values=values)
 
 
 def _give_keys(kv_cache: FusedCache, keys: Tensor) -> None:
