@@ -13,6 +13,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_tokenizer
 from kvweave_lab.recipes.cacheblend import rows_per_layer
+from kvweave_lab.recipes.row_schedule import scheduled
 
 
 def deep_adapter(layers: int) -> Adapter:
@@ -71,6 +72,10 @@ def test_each_layer_keeps_the_rows_furthest_off_in_the_layer_before(prompt, tmp_
         def kv_cache():
             return run(recipe, adapter, store, tokens, ratio=0.0).kv_cache
 
+        def compute(cache, fixed, hook=None):
+            plan = scheduled(adapter.rows(fixed.rows[0]), cache, fixed)
+            return adapter.compute(cache, tokens.token_ids, plan, hook=hook)
+
         # After a full first layer the second layer's values are those of full attention.
         full = adapter.encode(tokens.token_ids).kv[1, 1]
         held = kv_cache().layers[1].values[0, :, : tokens.tokens]
@@ -81,13 +86,10 @@ def test_each_layer_keeps_the_rows_furthest_off_in_the_layer_before(prompt, tmp_
         rows.append(worst(off, rows[0], counts[1]))
         for layer in range(1, 4):
             fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows], layer)
-            start = adapter.rows(fixed.rows[0])
-            adapter.compute(kv_cache(), tokens.token_ids, start, hook=fixed, row_schedule=fixed)
+            compute(kv_cache(), fixed, hook=fixed)
             rows.append(worst(fixed.off, rows[-1], counts[layer + 1]))
         fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows])
-        expected = adapter.compute(
-            kv_cache(), tokens.token_ids, adapter.rows(fixed.rows[0]), row_schedule=fixed
-        )
+        expected = compute(kv_cache(), fixed)
     torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
     assert result.selected.tolist() == worst(off, stale, result.selected.numel())
 

@@ -33,12 +33,10 @@ from kvweave.models.critical_layers import middle_layers
 from kvweave.models.fingerprint import fingerprint
 from kvweave.models.forward import (
     LayerTime,
-    RowSchedule,
     continuation_plan,
     decoder_layers,
     hook_caches,
     last_row_only,
-    scheduled_rows,
 )
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
 from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
@@ -167,7 +165,6 @@ class Adapter:
         *,
         capture: bool = False,
         hook: UpdateHook | None = None,
-        row_schedule: RowSchedule | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
 
@@ -179,19 +176,17 @@ class Adapter:
             plan: the rows and how they attend.
             capture: afterwards, `kv_cache.capture.kv` holds the rows' unrotated K and V.
             hook: sees what every layer is about to replace.
-            row_schedule: may drop rows between layers; the last row stays.
         """
         rows = replace(self._pass_rows(kv_cache, token_ids, plan), hook=hook)
         kv_cache.capture = None
         if self._low is not None:
-            return self._compute_in_blocks(rows, capture, row_schedule)
+            return self._compute_in_blocks(rows, capture)
         if self.batcher is None:
-            return self._compute_alone(rows, capture, row_schedule)
+            return self._compute_alone(rows, capture)
         if self.batcher.load_ahead:
             kv_cache.load(None)
-        if row_schedule is not None or kv_cache.sink is not None:
-            alone = partial(self._compute_alone, rows, capture, row_schedule)
-            return self.batcher.run_alone(alone)
+        if plan.around is not None or kv_cache.sink is not None:
+            return self.batcher.run_alone(partial(self._compute_alone, rows, capture))
         if capture:
             kv_cache.capture = RowCapture(GivenKeys(), self.geometry.layers, kv_cache.length)
         in_pieces = hook is None and not plan.hooks and self._same_regime(kv_cache, plan.rows)
@@ -441,12 +436,12 @@ class Adapter:
                 _enter_low_priority(stack, low)
             return self.call_model(ids, positions, kv_cache, keep=keep)
 
-    def _compute_alone(self, rows: PassRows, capture: bool, schedule: RowSchedule | None) -> Tensor:
+    def _compute_alone(self, rows: PassRows, capture: bool) -> Tensor:
         recorder = self._recorder(rows, capture)
-        with self._one_pass(rows, schedule):
+        with self._one_pass(rows):
             return self.call_model(rows.ids, rows.positions, rows.kv_cache, rows.plan, recorder)
 
-    def _compute_in_blocks(self, rows: PassRows, capture: bool, schedule: RowSchedule | None) -> Tensor:
+    def _compute_in_blocks(self, rows: PassRows, capture: bool) -> Tensor:
         """Run prompt rows at low priority, in blocks where that is possible."""
         kv_cache, plan, low = rows.kv_cache, rows.plan, self._low
         assert low is not None
@@ -454,11 +449,11 @@ class Adapter:
 
         def run(block: RowPlan, keep: int | Tensor) -> Tensor:
             own = rows if block is plan else rows.some(block)
-            with self._one_pass(own, schedule):
+            with self._one_pass(own):
                 return self.call_model(own.ids, own.positions, kv_cache, block, recorder, keep)
 
-        # Hooks and schedules see a pass once.
-        whole = rows.hook is not None or schedule is not None or bool(plan.hooks)
+        # Hooks see a pass once.
+        whole = rows.hook is not None or plan.around is not None or bool(plan.hooks)
         in_blocks = not whole and self._same_regime(kv_cache, plan.rows)
         return low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
 
@@ -471,7 +466,7 @@ class Adapter:
         return recorder
 
     @contextmanager
-    def _one_pass(self, rows: PassRows, schedule: RowSchedule | None) -> Iterator[None]:
+    def _one_pass(self, rows: PassRows) -> Iterator[None]:
         """Load stored layers, then lock the model, set up its hooks for one pass, and time the pass."""
         kv_cache, count, low, model = rows.kv_cache, rows.ids.numel(), self._low, self.model
         # Before the lock is taken: other requests can use the model meanwhile.
@@ -479,8 +474,8 @@ class Adapter:
         with self._lock.held(low=low is not None), ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
             stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook))
-            if schedule is not None:
-                stack.enter_context(scheduled_rows(model, kv_cache, rows.plan, schedule))
+            if rows.plan.around is not None:
+                stack.enter_context(rows.plan.around(model))
             if low is not None:
                 _enter_low_priority(stack, low)  # counts whole layers
             else:

@@ -4,6 +4,8 @@ A pass over chosen rows carries a plan as a keyword of the model call. Attention
 masks. Any other call, such as an ordinary `generate` on the fused cache, takes the library's own path.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -54,12 +56,14 @@ class AttentionPlan(Protocol):
 class RowPlan:
     """Plain causal attention of the prompt positions that a pass computes, `rows` (T,), ascending.
 
-    `hooks` see every layer of the pass; add them before it runs.
+    `hooks` see every layer of the pass; add them before it runs. `around` makes a context of the model in which the pass
+    runs, whole and with no other rows.
     """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self.rows = rows
         self.hooks: list[AttentionHook] = []
+        self.around: Callable[[PreTrainedModel], AbstractContextManager[None]] | None = None
         self.layers_seen: set[int] = set()
         self._dtype = dtype
         self._attention: RowAttention | None = None

@@ -16,6 +16,7 @@ from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.recompute import SelectedRows
 from kvweave.recipes.select import TopScores
+from kvweave_lab.recipes.row_schedule import scheduled
 
 
 def with_keys() -> Recipe:
@@ -88,10 +89,9 @@ class LayerByLayer:
         return request.adapter.compute(
             state.kv_cache,
             request.prompt.token_ids,
-            state.plan(schedule.rows, *hooks),
+            scheduled(state.plan(schedule.rows, *hooks), state.kv_cache, schedule),
             capture=capture,
             hook=schedule,
-            row_schedule=schedule,
         )
 
 
