@@ -7,7 +7,7 @@ attention is in `methods/cacheclip.py`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import AUXILIARY_NAME, load_model
 from kvweave.ops.scores import Offsets
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import feature_bytes
+from kvweave.recipes.features import FeatureExtractor, feature_bytes
 from kvweave.recipes.prepare import kv_bytes
 from kvweave.recipes.select import last_layer
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, Prompt
@@ -110,15 +110,13 @@ class AuxiliaryFeature:
 
 
 @dataclass(frozen=True, slots=True)
-class AuxiliaryExtractor:
+class AuxiliaryExtractor(FeatureExtractor):
     """The KV of every chunk in the auxiliary model of this name; None is the shipped one.
 
     A feature with `auxiliary_kv` (L, 2, G, S′, D), `auxiliary_ids` (S′,), `auxiliary_offsets` (S′, 2) and `offsets` (S, 2).
     """
 
     name: str | None = None
-
-    across_chunks: ClassVar[bool] = False
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return a provenance with the auxiliary model's digest, so that other weights find nothing."""

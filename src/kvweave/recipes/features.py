@@ -4,6 +4,7 @@ Extractors compute features before any question; they are in `simulated_requests
 method reads them, in that method's file. The attention of a version is recorded by the pass that computes its KV.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,17 +24,22 @@ ENTRY_OVERHEAD_BYTES = 8192
 
 
 class FeatureExtractor(Protocol):
-    """Computes one feature per chunk, of several chunks at once because the feature may depend on the others."""
+    """Computes one feature per chunk, of several chunks at once because the feature may depend on the others.
+
+    Inherit from it for its defaults.
+    """
 
     @property
     def across_chunks(self) -> bool:
-        """Whether a chunk's feature depends on which other chunks it is extracted with."""
-        ...
+        """Whether a chunk's feature depends on which other chunks it is extracted with; by default not."""
+        return False
 
+    @abstractmethod
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance that the feature of a chunk of this length after a system prefix is stored under."""
         ...
 
+    @abstractmethod
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Yield the features of different chunks, and KV computed on the way that is worth storing; stores none of it.
 
@@ -43,8 +49,8 @@ class FeatureExtractor(Protocol):
         ...
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Return about how many bytes of the store the entries of a chunk of this length take."""
-        ...
+        """Return about how many bytes of the store the entries of a chunk of this length take; by default a number per token."""
+        return feature_bytes(chunk_tokens)
 
 
 def placeholder(provenance: KVProvenance, corpus: Corpus) -> KVProvenance:

@@ -295,7 +295,34 @@ def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised(Prepare):
+class _Stored(Prepare):
+    """The KV of another preparation in another storage; all else is that of `inner`."""
+
+    inner: Prepare
+
+    @property
+    def plain(self) -> Prepare:
+        """That of the inner preparation, stored as this one."""
+        return replace(self, inner=self.inner.plain)
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.extractors
+
+    @property
+    def by_products(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.by_products
+
+    @property
+    def entry_count(self) -> int:
+        """As many as the inner preparation stores."""
+        return self.inner.entry_count
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised(_Stored):
     """The KV of another preparation, stored as int8 or int4 and dequantised whenever it is placed in a prompt.
 
     Quantised KV is never exact: it is used in no exact path, and what a request computes after it is not stored.
@@ -304,7 +331,6 @@ class Quantised(Prepare):
     Raises InvalidRequest for a preparation that keeps exact versions.
     """
 
-    inner: Prepare
     coding: Storage
 
     def __post_init__(self) -> None:
@@ -327,39 +353,17 @@ class Quantised(Prepare):
         return replace(prepared, kv=quantise_kv(prepared.kv, self.coding))
 
     @property
-    def plain(self) -> Prepare:
-        """That of the inner preparation, quantised."""
-        return self if self.inner.plain == self.inner else Quantised(self.inner.plain, self.coding)
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.extractors
-
-    @property
-    def by_products(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.by_products
-
-    @property
-    def entry_count(self) -> int:
-        """As many as the inner preparation stores."""
-        return self.inner.entry_count
-
-    @property
     def storage(self) -> Storage:
         """The chosen number of bits."""
         return self.coding
 
 
 @dataclass(frozen=True, slots=True)
-class AnyStorage(Prepare):
+class AnyStorage(_Stored):
     """The KV of another preparation in whatever storage it is there: exact, else in the most bits.
 
     What it computes itself is exact. `inner` is exact, and keeps no exact versions.
     """
-
-    inner: Prepare
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return each provenance of the inner preparation in every storage."""
@@ -369,23 +373,3 @@ class AnyStorage(Prepare):
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Compute what the inner preparation does."""
         return self.inner.compute(ctx, chunk)
-
-    @property
-    def plain(self) -> Prepare:
-        """That of the inner preparation, in any storage."""
-        return self if self.inner.plain == self.inner else AnyStorage(self.inner.plain)
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.extractors
-
-    @property
-    def by_products(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.by_products
-
-    @property
-    def entry_count(self) -> int:
-        """As many as the inner preparation stores."""
-        return self.inner.entry_count

@@ -25,7 +25,7 @@ from kvweave.models.hooks import AttentionHook
 from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
-from kvweave.recipes.match import Match, MatchSystemThenChunk, warn_if_none_fits
+from kvweave.recipes.match import Match, MatchPathThenChunk, warn_if_none_fits
 from kvweave.recipes.place import Place, TruePositions
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare
@@ -51,7 +51,7 @@ class Recipe:
 
     name: str
     prepare: Prepare = field(default_factory=Isolated)
-    match: Match = field(default_factory=MatchSystemThenChunk)
+    match: Match = field(default_factory=MatchPathThenChunk)
     place: Place = field(default_factory=TruePositions)
     select: Select = field(default_factory=SelectNone)
     recompute: Recompute = field(default_factory=SelectedRows)

@@ -1,5 +1,6 @@
 """Slot 4, select: which stale tokens are recomputed, and the score by the question's attention."""
 
+from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -51,18 +52,19 @@ class TokenFactor(FeatureExtractor, Protocol):
 
 
 class Score(Protocol):
-    """Rates how much recomputing each stale token would help."""
+    """Rates how much recomputing each stale token would help. Inherit from it for its defaults."""
 
     @property
     def supports_coverage(self) -> bool:
-        """Whether scores are shares of a whole, at least 0, so that a share of their sum means something."""
-        ...
+        """Whether scores are shares of a whole, at least 0, so that a share of their sum means something; by default not."""
+        return False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """The chunk features that it reads."""
-        ...
+        """The chunk features that it reads; by default none."""
+        return ()
 
+    @abstractmethod
     def scores(self, state: PrefillState) -> Tensor:
         """Return (n,) float32 on the CPU, one for each row of `state.stale`; higher is more urgent."""
         ...
@@ -206,7 +208,7 @@ def _nearest(layer: int, able: Collection[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAttention:
+class QuestionAttention(Score):
     """The question's attention to each token when it is run over the stale KV (ProphetKV §4.2).
 
     Attention weights of the rows that the user wrote, with a softmax over the context's keys alone, averaged over

@@ -16,14 +16,20 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import AttentionRecorder, attention_key, feature_bytes, stored_attention
+from kvweave.recipes.features import (
+    AttentionRecorder,
+    FeatureExtractor,
+    attention_key,
+    feature_bytes,
+    stored_attention,
+)
 from kvweave.recipes.prepare import Isolated, kv_bytes
 from kvweave.recipes.request import OBSERVED
 from kvweave.types import ChunkFeature, KVProvenance, Span, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedRequests:
+class SimulatedRequests(FeatureExtractor):
     """How much each token of a chunk attends to one earlier chunk, on average over simulated requests.
 
     A simulated request is an ordinary prefill of the system prefix and some of the chunks that are prepared together, as many

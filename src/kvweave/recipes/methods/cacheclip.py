@@ -10,7 +10,6 @@ from torch import Tensor
 from kvweave.ops.scores import transfer_lowest, windowed_ranks
 from kvweave.recipes.auxiliary import AuxiliaryExtractor, AuxiliaryFeature, load_auxiliary
 from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
 
@@ -30,7 +29,7 @@ def cacheclip(auxiliary: str | None = None) -> Recipe:
     Relations: `prophetkv` runs the question through the model itself, over all stale chunks at once; `kvweave
         train-selector` fits the auxiliary model to the model that answers (§3.5).
     """
-    return Recipe("cacheclip", match=MatchPathThenChunk(), select=AuxiliaryWindows(auxiliary), ratio=0.2)
+    return Recipe("cacheclip", select=AuxiliaryWindows(auxiliary), ratio=0.2)
 
 
 @dataclass(frozen=True, slots=True)

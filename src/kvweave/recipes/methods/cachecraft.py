@@ -11,12 +11,11 @@ from torch import Tensor
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.features import FeatureExtractor, StoredAttention, attention_key, stored_attention
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare, PreparedChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Matched, PrefillRequest
-from kvweave.recipes.select import TopScores
+from kvweave.recipes.select import Score, TopScores
 from kvweave.recipes.simulated_requests import SimulatedRequests
 from kvweave.types import ChunkFeature, KVProvenance
 
@@ -39,7 +38,6 @@ def cachecraft() -> Recipe:
     return Recipe(
         "cachecraft",
         prepare=RequestVersions(),
-        match=MatchPathThenChunk(),
         select=TopScores(InterAttention()),
         ratio=0.15,
     )
@@ -144,7 +142,7 @@ def _value(version: Version, before: frozenset[str]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class InterAttention:
+class InterAttention(Score):
     """How much a token attends to chunks that its stored KV has wrong, as recorded; runs no pass of the model.
 
     E are the chunks before its chunk in this prompt, E(v) those before it when the stored version v was computed.

@@ -14,13 +14,12 @@ from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
 from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import FeatureExtractor, feature_bytes
-from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Budget
-from kvweave.recipes.select import LayerVotes, TopScores, question_votes, voting_layers
+from kvweave.recipes.select import LayerVotes, Score, TopScores, question_votes, voting_layers
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 SINKS = 4
@@ -41,11 +40,11 @@ def qcfuse() -> Recipe:
     Relations: with a share of 0 close to `fusionrag-alone`; with a share of 1 and all layers close to `prophetkv`, whose softmax
         leaves the system prefix out.
     """
-    return Recipe("qcfuse", match=MatchPathThenChunk(), select=TopScores(DigestAttention()), ratio=0.15)
+    return Recipe("qcfuse", select=TopScores(DigestAttention()), ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class Importance:
+class Importance(FeatureExtractor):
     """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
 
     The model runs over S ++ C ++ C. The second C attends, or as much of it as fits the model's context. Layers count that
@@ -53,8 +52,6 @@ class Importance:
     the model in words to repeat the context. Here the repetition follows at once, since small models and other languages
     do not benefit from the words. Without room for any repetition the importance is 0 everywhere.
     """
-
-    across_chunks: ClassVar[bool] = False
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, as that of isolated KV."""
@@ -72,10 +69,6 @@ class Importance:
             feature = ChunkFeature(chunk, {"importance": _importance(ctx, chunk)})
             provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
             yield StoreEntry(feature, provenance, (digest_tokens(chunk),))
-
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Count one number per token."""
-        return feature_bytes(chunk_tokens)
 
 
 def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
@@ -98,7 +91,7 @@ def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestAttention:
+class DigestAttention(Score):
     """Attention of the question's queries to every context key, with queries computed after the chunks' digests alone.
 
     The probe runs S ++ digests ++ question, every token at its own position; chunks without stored KV take part whole, since

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import FeatureExtractor, feature_bytes
-from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import (
     PreparedChunk,
@@ -42,7 +40,6 @@ def weave() -> Recipe:
     return Recipe(
         "weave",
         prepare=SimilarAndPrevious(),
-        match=MatchPathThenChunk(),
         select=TopScores(QuestionAttention(times=ContextSensitivity())),
         ratio=0.1,
     )
@@ -99,7 +96,7 @@ class SimilarAndPrevious(WithNeighbours):
 
 
 @dataclass(frozen=True, slots=True)
-class ContextSensitivity:
+class ContextSensitivity(FeatureExtractor):
     """How far each token's KV moves if other chunks come before its chunk: a feature `moved` (n,) float32.
 
     The distance between KV computed after `neighbours` and isolated KV, as a share of the latter's length, averaged over
@@ -111,7 +108,6 @@ class ContextSensitivity:
     """
 
     neighbours: WithNeighbours = field(default_factory=SimilarAndPrevious)
-    across_chunks: ClassVar[bool] = False
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, with the kind of the neighbours in its own."""
@@ -134,10 +130,6 @@ class ContextSensitivity:
         chunk = moved.kv.token_ids
         feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated)})
         return StoreEntry(feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), moved.sources)
-
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Count one number per token."""
-        return feature_bytes(chunk_tokens)
 
     def of_stale_tokens(self, state: PrefillState) -> Tensor:
         """Return (n,) float32: how far each stale token moves, from the features of its chunk.
