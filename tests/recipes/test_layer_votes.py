@@ -257,7 +257,7 @@ def test_far_keys_are_moved_to_half_a_window_and_near_ones_stay():
     state = state_of(adapter, store, prompt, "prophetkv")
     like = torch.empty(1, adapter.geometry.kv_heads, 0, adapter.geometry.head_width)
     moved, true = (
-        kv_cache.layer_keys(1, like) for kv_cache in (state.cache_within_window(100), state.kv_cache)
+        kv_cache.layer_kv(1, like)[0] for kv_cache in (state.cache_within_window(100), state.kv_cache)
     )
     edge, tokens = int(state.question_rows[-1]) - 50, state.request.prompt.tokens
     assert torch.equal(moved[:, :, edge:], true[:, :, edge:])

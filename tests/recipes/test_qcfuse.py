@@ -77,7 +77,7 @@ def spelled_out(adapter, store, state, asked, share, layers):
     found = []
     for layer in layers:
         seen = queries.seen[layer]
-        keys = stored.layer_keys(layer, seen.keys).clone()
+        keys = stored.layer_kv(layer, seen.keys)[0].clone()
         keys[:, :, state.fresh] = seen.keys[:, :, fresh]
         query = seen.query[0, :, [fresh.index(rows.index(row)) for row in state.question_rows.tolist()]]
         repeated = keys[0].repeat_interleave(query.shape[0] // keys.shape[1], dim=0)

@@ -42,12 +42,12 @@ class Schedule:
         return self.schedule[layer] if layer < len(self.schedule) else None
 
 
-def compute(adapter, kv_cache, plan, schedule, hook=None, ids=IDS):
-    return adapter.compute(kv_cache, ids, scheduled(plan, kv_cache, schedule), hook=hook)
+def compute(adapter, kv_cache, plan, schedule, ids=IDS):
+    return adapter.compute(kv_cache, ids, scheduled(plan, kv_cache, schedule))
 
 
 class Seen:
-    """Records the rows of each layer, from updates or queries."""
+    """Records the rows of each layer."""
 
     def __init__(self):
         self.rows = []
@@ -95,16 +95,18 @@ def test_dropping_rows_at_the_first_layer_equals_a_pass_over_the_others(adapter)
 
 def test_hooks_see_the_rows_that_still_run():
     adapter = quiet_adapter("gemma2")
-    queries, updates, plan = Seen(), Seen(), adapter.rows(ALL)
-    plan.hooks.append(queries)
-    compute(adapter, stale_kv_cache(adapter), plan, Schedule(*SCHEDULE), updates)
-    for seen in (queries, updates):
-        assert all(torch.equal(a, b) for a, b in zip(seen.rows, SCHEDULE, strict=True))
+    seen, plan = Seen(), adapter.rows(ALL)
+    plan.hooks.append(seen)
+    compute(adapter, stale_kv_cache(adapter), plan, Schedule(*SCHEDULE))
+    assert all(torch.equal(a, b) for a, b in zip(seen.rows, SCHEDULE, strict=True))
     assert torch.equal(plan.rows, ALL)
 
 
-def test_rows_may_be_chosen_by_the_updates_of_the_previous_layer():
+def test_rows_may_be_chosen_by_the_values_of_the_previous_layer():
     adapter = quiet_adapter("llama")
+    placed = stale_kv_cache(adapter)
+    adapter.compute(placed, IDS, adapter.rows(ALL[-1:]))
+    stale = [values for _, values in held(placed, N)]
 
     class Furthest:
         """Keeps the question and the stored rows whose values deviated most at the layer before."""
@@ -113,18 +115,19 @@ def test_rows_may_be_chosen_by_the_updates_of_the_previous_layer():
             self.rows = ALL
             self.sizes = []
 
-        def on_layer(self, update):
-            stored = update.rows < 40
-            deviation = (update.values - update.stale_values).square().sum(dim=(0, 2))[stored]
-            best = update.rows[stored][deviation.topk(len(deviation) // 2).indices]
+        def on_layer(self, queries):
+            stored = queries.rows[queries.rows < 40]
+            deviation = (queries.values - stale[queries.layer])[0].square().sum(dim=(0, 2))[stored]
+            best = stored[deviation.topk(len(deviation) // 2).indices]
             self.rows = torch.cat([best, ALL[40:]]).sort().values
-            self.sizes.append(len(update.rows))
+            self.sizes.append(len(queries.rows))
 
         def rows_for(self, layer):
             return self.rows
 
-    chooser = Furthest()
-    compute(adapter, stale_kv_cache(adapter), adapter.rows(ALL), chooser, chooser)
+    chooser, plan = Furthest(), adapter.rows(ALL)
+    plan.hooks.append(chooser)
+    compute(adapter, stale_kv_cache(adapter), plan, chooser)
     assert chooser.sizes == [60, 40, 30]
 
 

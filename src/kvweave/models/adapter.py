@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +38,7 @@ from kvweave.models.forward import (
     last_row_only,
 )
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
-from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
+from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.packed import run_packed
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
@@ -164,7 +163,6 @@ class Adapter:
         plan: RowPlan,
         *,
         capture: bool = False,
-        hook: UpdateHook | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
 
@@ -175,9 +173,8 @@ class Adapter:
             token_ids: all of the prompt's, (N,).
             plan: the rows and how they attend.
             capture: afterwards, `kv_cache.capture.kv` holds the rows' unrotated K and V.
-            hook: sees what every layer is about to replace.
         """
-        rows = replace(self._pass_rows(kv_cache, token_ids, plan), hook=hook)
+        rows = self._pass_rows(kv_cache, token_ids, plan)
         kv_cache.capture = None
         if self._low is not None:
             return self._compute_in_blocks(rows, capture)
@@ -189,24 +186,17 @@ class Adapter:
             return self.batcher.run_alone(partial(self._compute_alone, rows, capture))
         if capture:
             kv_cache.capture = RowCapture(GivenKeys(), self.geometry.layers, kv_cache.length)
-        in_pieces = hook is None and not plan.hooks and self._same_regime(kv_cache, plan.rows)
+        in_pieces = not plan.hooks and self._same_regime(kv_cache, plan.rows)
         return self.batcher.run(rows, in_pieces=in_pieces)
 
-    def run_partial(
-        self,
-        kv_cache: FusedCache,
-        token_ids: Sequence[int],
-        plan: RowPlan,
-        hook: UpdateHook | None = None,
-    ) -> None:
+    def run_partial(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: RowPlan) -> None:
         """Run a pass as `compute` does, for its hooks alone; it ends where one raises StopForward.
 
-        The rows of the layers that ran are in the cache. Those of the layer at which the pass ended are too if a hook of
-        the plan ended it. If `hook` ended it, that layer and the later ones keep what they held. Raises Cancelled.
+        The rows of the layers that ran, the last one included, are in the cache. Raises Cancelled.
         """
         check_cancelled()
         with suppress(StopForward):
-            self.compute(kv_cache, token_ids, plan, hook=hook)
+            self.compute(kv_cache, token_ids, plan)
 
     def compute_packed(self, requests: Sequence[tuple[FusedCache, Sequence[int], RowPlan]]) -> list[Tensor]:
         """Do what `compute` does for each (cache, token ids, plan), in one call of the model and without padding.
@@ -453,7 +443,7 @@ class Adapter:
                 return self.call_model(own.ids, own.positions, kv_cache, block, recorder, keep)
 
         # Hooks see a pass once.
-        whole = rows.hook is not None or plan.around is not None or bool(plan.hooks)
+        whole = plan.around is not None or bool(plan.hooks)
         in_blocks = not whole and self._same_regime(kv_cache, plan.rows)
         return low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
 
@@ -473,7 +463,7 @@ class Adapter:
         kv_cache.load(self._layer_time.lower_bound_s(count))
         with self._lock.held(low=low is not None), ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
-            stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook))
+            stack.enter_context(kv_cache.writing(rows.plan.rows))
             if rows.plan.around is not None:
                 stack.enter_context(rows.plan.around(model))
             if low is not None:

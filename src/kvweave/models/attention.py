@@ -83,7 +83,9 @@ class RowPlan:
         """Show one layer to all hooks."""
         self.layers_seen.add(call.layer)
         for hook in self.hooks:
-            hook.on_layer(LayerQueries(call.layer, self.rows, call.query, call.keys, call.settings))
+            hook.on_layer(
+                LayerQueries(call.layer, self.rows, call.query, call.keys, call.values, call.settings)
+            )
 
     def _attend_causally(self, call: AttentionCall, rows: Tensor) -> Tensor:
         """Return plain causal attention of `rows`, which must be the same at every layer."""

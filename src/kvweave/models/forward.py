@@ -133,7 +133,7 @@ def last_row_only(model: PreTrainedModel, kv_cache: FusedCache) -> Iterator[None
             module.forward(*args, **{**kwargs, ROWS_KEYWORD: _NotifyOnly(plan)})
         last = plan.subset(plan.rows[-1:])
         last.hooks = []  # they have seen all rows
-        kv_cache.write_only(last.rows, to_hook=False)
+        kv_cache.write_only(last.rows)
         index = {plan.rows.numel(): torch.tensor([plan.rows.numel() - 1], device=plan.rows.device)}
         kept = {name: select_rows(value, index) for name, value in kwargs.items()}
         return select_rows(args, index), {**kept, ROWS_KEYWORD: last}

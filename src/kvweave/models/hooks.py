@@ -1,8 +1,7 @@
 """Hooks on one forward pass: what each layer shows them, and the ones that record attention.
 
-An `AttentionHook` sees queries and keys before a layer attends, an `UpdateHook` sees new keys and values before they
-replace the cached ones. Hooks read only: the output of a complete pass stays bit-identical. Either kind may end the
-pass with `StopForward`. The cost of recording grows with the rows asked for, not with the rows computed.
+An `AttentionHook` sees queries, keys and values before a layer attends. Hooks read only: the output of a complete pass stays
+bit-identical. They may end the pass with `StopForward`. The cost of recording grows with the rows asked for, not with the rows computed.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,18 +17,18 @@ from kvweave.ops.scores import attention_shares, mean_attention, peak_attention
 
 
 class StopForward(Exception):
-    """Raised by a hook to end the pass. An update that an `UpdateHook` stops is not written."""
+    """Raised by a hook to end the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerQueries:
-    """The inputs of one layer's attention weights: rotated queries and keys, read only.
+    """The inputs of one layer's attention, queries and keys rotated, read only.
 
     Attributes:
         layer: index of the layer.
         rows: prompt positions (T,) of the queries, ascending.
         query: (B, H, T, D).
-        keys: (B, G, N, D), in prompt order.
+        keys, values: (B, G, N, D), in prompt order, the pass' own rows among them.
         settings: how the layer attends.
     """
 
@@ -37,6 +36,7 @@ class LayerQueries:
     rows: Tensor
     query: Tensor
     keys: Tensor
+    values: Tensor
     settings: AttentionSettings
 
 
@@ -45,33 +45,6 @@ class AttentionHook(Protocol):
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Called once per layer, in order, before the layer attends; may raise StopForward."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One layer's new rows before they are written, read only; keys are rotated.
-
-    Attributes:
-        layer: index of the layer.
-        rows: prompt positions (T,), ascending.
-        keys, values: the new ones, (G, T, D).
-        stale_keys, stale_values: what the cache holds at these positions, (G, T, D); zeros where it holds nothing.
-    """
-
-    layer: int
-    rows: Tensor
-    keys: Tensor
-    values: Tensor
-    stale_keys: Tensor
-    stale_values: Tensor
-
-
-class UpdateHook(Protocol):
-    """Sees what every layer of a pass is about to replace (CacheBlend and KVShare compare old and new)."""
-
-    def on_layer(self, update: Update) -> None:
-        """Called once per layer, in order, before the rows are written; may raise StopForward."""
         ...
 
 

@@ -69,7 +69,7 @@ def _run_together(model: PackingModel, requests: Sequence[PassRows]) -> list[Ten
     with ExitStack() as stack:
         for request in requests:
             if not request.appends:
-                stack.enter_context(request.kv_cache.writing(request.plan.rows, request.hook))
+                stack.enter_context(request.kv_cache.writing(request.plan.rows))
         plan = _PackedPlan(requests, RotationRecorder(model.rotation.module))
         found = model.call_model(
             plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows
@@ -149,8 +149,8 @@ class _PackedPlan:
             return request.plan.attend(replace(call, keys=keys, values=values))
         kv_cache.write(call.layer, call.keys, call.values)
         if request.plan.hooks:
-            keys = kv_cache.layer_keys(call.layer, call.keys)
-            request.plan.notify_hooks(replace(call, keys=keys, values=keys))
+            keys, values = kv_cache.layer_kv(call.layer, call.keys)
+            request.plan.notify_hooks(replace(call, keys=keys, values=values))
         return None
 
     def _attend_in_place(self, call: AttentionCall, numbers: Sequence[int], out: Tensor) -> None:

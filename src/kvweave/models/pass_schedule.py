@@ -23,7 +23,6 @@ from torch import Tensor
 
 from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.hooks import UpdateHook
 
 PASS_S: Final = 0.5
 """Seconds that a pass with pieces of prompts should take: so long they delay a token. Where the weights alone take longer to
@@ -44,7 +43,6 @@ class PassRows:
         plan: how they attend.
         keep: the number of rows, from the end, whose logits are made.
         appends: whether they follow what the cache holds; otherwise they are prompt rows.
-        hook: sees what every layer is about to replace.
     """
 
     kv_cache: FusedCache
@@ -53,7 +51,6 @@ class PassRows:
     plan: RowPlan
     keep: int = 1
     appends: bool = False
-    hook: UpdateHook | None = None
 
     def some(self, plan: RowPlan, keep: int = 1) -> "PassRows":
         """Return the rows of `plan` alone, a subset."""

@@ -205,8 +205,6 @@ class SharedSpanLayer(FusedCacheLayer):
             self.appended += key_states.shape[2]
             places = torch.arange(start, start + key_states.shape[2], device=key_states.device)
         else:
-            if shared.update_hook is not None:
-                shared.update_hook.on_layer(self._as_update(shared.rows, key_states, value_states))
             if shared.capture is not None:
                 shared.capture.record(self._index, shared.rows, key_states, value_states)
             places = self.own.take(shared.rows)
@@ -230,12 +228,13 @@ class SharedSpanLayer(FusedCacheLayer):
         """The memory of the request's own rows."""
         return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
 
-    def prompt_keys(self, like: Tensor) -> Tensor:
-        """Return this layer's keys of all prompt positions, (1, G, N, D); see `FusedCache.layer_keys`."""
+    def prompt_kv(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this layer's keys and values of all prompt positions; see `FusedCache.layer_kv`."""
         if self._unshared:
-            return super().prompt_keys(like)
+            return super().prompt_kv(like)
         self._make_buffers(like, like)
-        return self._merged()[0][:, :, : self._shared.length]
+        keys, values = self._merged()
+        return keys[:, :, : self._shared.length], values[:, :, : self._shared.length]
 
     def pop_kv(self) -> tuple[Tensor, Tensor] | None:
         """Return all keys and values (G, N, D) and drop the buffers; None if nothing was written."""
@@ -295,22 +294,6 @@ class SharedSpanLayer(FusedCacheLayer):
                 self.values[:, :, self._written + inside] = stored.values[:, :, rows]
         self._written = prompt.numel()
 
-    def _as_update(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Any:
-        merged = _MergedLayer(self._shared, self._index, *self._merged())
-        return merged.as_update(rows, key_states, value_states)
-
     def _merged(self) -> tuple[Tensor, Tensor]:
         """Return new keys and values of all positions held, (1, G, N, D)."""
         return merge_spans(self.attention_input(), self._length)
-
-
-class _MergedLayer(FusedCacheLayer):
-    """A layer's merged keys and values, for the hook that compares new rows with stale ones."""
-
-    def __init__(self, shared: SharedLayerState, index: int, keys: Tensor, values: Tensor) -> None:
-        super().__init__(shared, index)
-        self.keys, self.values = keys, values
-
-    def as_update(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Any:
-        """Return what the layer is about to replace."""
-        return super()._as_update(rows, key_states, value_states)

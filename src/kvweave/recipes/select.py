@@ -271,7 +271,7 @@ class _WithinWindow:
         self._probe = probe
 
     def on_layer(self, queries: LayerQueries) -> None:
-        keys = self._kv_cache.layer_keys(queries.layer, queries.keys).clone()
+        keys = self._kv_cache.layer_kv(queries.layer, queries.keys)[0].clone()
         self._kv_cache.layers[queries.layer].pop_kv()  # no other layer needs the room
         keys[:, :, queries.rows] = queries.keys[:, :, queries.rows]
         self._probe.on_layer(replace(queries, keys=keys))

@@ -203,7 +203,7 @@ def _attention(
     """
     device = seen.query.device
     computed = torch.searchsorted(rows, state.fresh).to(device)
-    keys = stored.layer_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
+    keys = stored.layer_kv(seen.layer, seen.keys)[0].clone()  # (1, G, N, D)
     keys[:, :, state.fresh.to(device)] = seen.keys[:, :, computed]
     places = torch.searchsorted(seen.rows, question.to(device))
     return mean_attention(
