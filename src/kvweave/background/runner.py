@@ -28,7 +28,7 @@ from kvweave.config import IdleConfig
 from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
 from kvweave.models.adapter import Adapter
-from kvweave.models.gguf.reporting import reporting
+from kvweave.models.gguf.conversions import reporting
 from kvweave.models.preemption import Preempted
 from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
 from kvweave.state.background_budget import BackgroundBudget, Spent

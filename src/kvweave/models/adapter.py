@@ -249,7 +249,7 @@ class Adapter:
             cost: the operations to count; by default the model's own, else those of another shape.
             block_tokens: rows of a prefill that run at once: more are quicker together, and one layer of them takes longer.
         """
-        cost = cost or PassCost.of(self.model)
+        cost = cost or PassCost.of(self.model, self.geometry)
         self._thread.low = LowPriority(decoder_layers(self.model), cost, preemption, block_tokens)
         try:
             yield
@@ -417,7 +417,7 @@ class Adapter:
 
     def _run_packed(self, packed: Sequence[PassRows]) -> list[Tensor | Exception]:
         with self._lock.held(low=False):
-            return run_packed(self, packed)
+            return run_packed(packed, self.call_model, self.rope_regime, self.rotation.module)
 
     def _append_alone(self, ids: Tensor, positions: Tensor, kv_cache: AppendableCache, keep: int) -> Tensor:
         low = self._low if isinstance(kv_cache, FusedCache) else None

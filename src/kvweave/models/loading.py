@@ -3,7 +3,6 @@
 import inspect
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
 from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
-from kvweave.models.source import gguf_folder
+from kvweave.models.source import ModelFolder, gguf_folder
 from kvweave.plugins import more_in_lab, plugins
 
 _LOG = logging.getLogger(__name__)
@@ -100,26 +99,17 @@ def model_files(name: str | None, home: Path) -> str:
     return _find(name or REFERENCE_NAME, home).place
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Where a model's files are, as transformers takes it, and the name that messages and knowledge bases give the model."""
-
-    place: str
-    name: str
-    shipped: bool = False
-
-
-def _find(name: str, home: Path) -> _Found:
+def _find(name: str, home: Path) -> ModelFolder:
     shipped = _shipped(name)
     if shipped is not None:
-        return _Found(str(shipped), name, shipped=True)
+        return ModelFolder(str(shipped), name, shipped=True)
     gguf = gguf_folder(name, home)
     if gguf is not None:
-        return _Found(str(gguf.folder), gguf.name)
+        return gguf
     _check_folder(name)
     folder = Path(name).expanduser()
     place = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
-    return _Found(place, place)
+    return ModelFolder(place, place)
 
 
 def _shipped(name: str) -> Path | None:
@@ -161,7 +151,7 @@ def _check_folder(name: str) -> None:
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
-def _load(found: _Found, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
+def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
     source, name = found.place, found.name
     folder = cached_folder(source)
     sizes = None if folder is None else read_sizes(folder)

@@ -4,77 +4,64 @@ Linear layers see all rows at once. Attention is split by request. Requests over
 that reads the spans in place; the others attend one after another. What goes wrong for one request ends its part of the pass alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import AttentionCall, AttentionPlan, RowPlan
+from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import StopForward
 from kvweave.models.pass_schedule import PassRows
-from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder
+from kvweave.models.rotary import GivenKeys, RotationRecorder
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.ops.attention import RowAttention
 from kvweave.ops.row_attention import row_attention
 
 
-class PackingModel(Protocol):
-    """What a packed pass needs of an `Adapter`."""
-
-    rotation: Rotation
-
-    def rope_regime(self, prompt_tokens: int) -> str:
-        """Name the frequency scaling that a pass of this length uses."""
-        ...
-
-    def call_model(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        kv_cache: Cache,
-        plan: AttentionPlan | None = None,
-        recorder: RotationRecorder | None = None,
-        keep: int | Tensor = 1,
-    ) -> Tensor:
-        """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab)."""
-        ...
-
-
-def run_packed(model: PackingModel, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def run_packed(
+    requests: Sequence[PassRows],
+    call_model: Callable[..., Tensor],
+    rope_regime: Callable[[int], str],
+    modelling: ModuleType,
+) -> list[Tensor | Exception]:
     """Return every request's logits (keep, vocab), or the error that ended its part of the pass.
 
     One call of the model for each set of rotary frequencies that the requests need. Raises InvalidRequest if a cache appears
     twice.
+
+    Args:
+        call_model: `Adapter.call_model`.
+        rope_regime: names the frequency scaling that a pass of a length uses.
+        modelling: the module whose function rotates keys.
     """
     if len({id(request.kv_cache) for request in requests}) < len(requests):
         raise InvalidRequest(
             "a cache appears twice in one packed pass; each request needs a cache of its own"
         )
-    regimes = [model.rope_regime(int(request.positions.max()) + 1) for request in requests]
+    regimes = [rope_regime(int(request.positions.max()) + 1) for request in requests]
     results: dict[int, Tensor | Exception] = {}
     for regime in dict.fromkeys(regimes):
         numbers = [number for number, own in enumerate(regimes) if own == regime]
-        results |= zip(numbers, _run_together(model, [requests[n] for n in numbers]), strict=True)
+        plan = _PackedPlan([requests[number] for number in numbers], RotationRecorder(modelling))
+        results |= zip(numbers, _run_together(plan, call_model), strict=True)
     return [results[number] for number in range(len(requests))]
 
 
-def _run_together(model: PackingModel, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def _run_together(plan: "_PackedPlan", call_model: Callable[..., Tensor]) -> list[Tensor | Exception]:
     with ExitStack() as stack:
-        for request in requests:
+        for request in plan.requests:
             if not request.appends:
                 stack.enter_context(request.kv_cache.writing(request.plan.rows))
-        plan = _PackedPlan(requests, RotationRecorder(model.rotation.module))
-        found = model.call_model(
-            plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows
-        )
-    parts = found.split([request.keep for request in requests])
+        found = call_model(plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows)
+    parts = found.split([request.keep for request in plan.requests])
     return [plan.errors.get(number, logits) for number, logits in enumerate(parts)]
 
 
@@ -86,7 +73,7 @@ class _PackedPlan:
 
     def __init__(self, requests: Sequence[PassRows], recorder: RotationRecorder) -> None:
         self.errors: dict[int, Exception] = {}
-        self._requests = requests
+        self.requests = requests
         self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
         self._captures = [request.kv_cache.capture is not None for request in requests]
         self.recorder = recorder if any(self._captures) else None
@@ -95,19 +82,19 @@ class _PackedPlan:
     @property
     def ids(self) -> Tensor:
         """Token ids of all rows, (rows,)."""
-        return torch.cat([request.ids for request in self._requests])
+        return torch.cat([request.ids for request in self.requests])
 
     @property
     def positions(self) -> Tensor:
         """Rotary positions of all rows, (rows,)."""
-        return torch.cat([request.positions for request in self._requests])
+        return torch.cat([request.positions for request in self.requests])
 
     @property
     def kept_rows(self) -> Tensor:
         """Indices of the rows whose logits are made, request by request."""
-        ends = zip(self._edges[1:], self._requests, strict=True)
+        ends = zip(self._edges[1:], self.requests, strict=True)
         kept = [torch.arange(end - request.keep, end) for end, request in ends]
-        return torch.cat(kept).to(self._requests[0].ids.device)
+        return torch.cat(kept).to(self.requests[0].ids.device)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write every request's new keys and values (1, G, T, D) to its cache and attend there, (1, H, T, D)."""
@@ -118,7 +105,7 @@ class _PackedPlan:
         out = torch.zeros_like(call.query)
         in_place = []
         for number, (request, (start, end)) in enumerate(
-            zip(self._requests, pairwise(self._edges), strict=True)
+            zip(self.requests, pairwise(self._edges), strict=True)
         ):
             if number in self.errors:
                 continue
@@ -155,7 +142,7 @@ class _PackedPlan:
 
     def _attend_in_place(self, call: AttentionCall, numbers: Sequence[int], out: Tensor) -> None:
         """Write the attention of the requests over shared spans to `out` (1, H, rows, D)."""
-        own = [self._requests[number] for number in numbers]
+        own = [self.requests[number] for number in numbers]
         attention = self._shared.get(tuple(numbers))
         if attention is None:
             rows = [request.plan.rows for request in own]
@@ -166,7 +153,7 @@ class _PackedPlan:
             for request in own
             if isinstance(request.kv_cache, SharedSpanCache)
         ]
-        everybody = len(numbers) == len(self._requests)
+        everybody = len(numbers) == len(self.requests)
         parts = [slice(self._edges[number], self._edges[number + 1]) for number in numbers]
         query = call.query if everybody else torch.cat([call.query[:, :, part] for part in parts], dim=2)
         done = attention.attend(query, inputs, call.settings)

@@ -69,12 +69,6 @@ class QuantisedLinear(nn.Module):
         product = self.packed.multiply(rows)
         return (product if self.bias is None else product.add_(self.bias)).view(shape)
 
-    def extra_repr(self) -> str:
-        """Describe the layer in the model's representation."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, {type(self.packed).__name__}"
-        )
-
 
 class QuantisedEmbedding(nn.Module):
     """Replaces `nn.Embedding`, and those that multiply by a fixed factor: 8 bits per number, a scale for every 32 numbers.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,14 +83,6 @@ class RotationRecorder(AbstractContextManager["RotationRecorder"]):
         return self._original(q, k, cos, *args, **kwargs)
 
 
-class UnrotatedKeys(Protocol):
-    """Knows what a layer's new keys were before their rotation."""
-
-    def unrotated_key(self, rotated: Tensor) -> Tensor:
-        """Return what a layer's rotated key (B, G, T, D) was before its rotation."""
-        ...
-
-
 class GivenKeys:
     """The unrotated `keys` of one request's rows in a packed pass, which the pass sets at every layer."""
 
@@ -107,7 +99,7 @@ class RowCapture:
     `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. Owned by the request.
     """
 
-    def __init__(self, recorder: "UnrotatedKeys", layers: int, length: int) -> None:
+    def __init__(self, recorder: RotationRecorder | GivenKeys, layers: int, length: int) -> None:
         self.kv: Tensor | None = None
         self.recorder = recorder
         self._layers, self._length = layers, length
