@@ -130,9 +130,7 @@ class Isolated(Prepare):
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return one, exact after the system prefix alone."""
-        regime = adapter.rope_regime(len(prefix) + chunk_tokens)
-        context = (digest_tokens(prefix),) if prefix else ()
-        return (KVProvenance("isolated", context, rope_regime=regime),)
+        return (isolated_provenance(adapter, prefix, chunk_tokens),)
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Run one pass over the chunk after the prefix's stored KV."""
@@ -145,6 +143,12 @@ class Isolated(Prepare):
         # The prefix alone would run under other frequencies: compute both together and keep the chunk.
         both = adapter.encode((*prefix, *chunk))
         return PreparedChunk(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
+
+
+def isolated_provenance(adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    """Return the provenance of a chunk's KV after the system prefix alone."""
+    regime = adapter.rope_regime(len(prefix) + chunk_tokens)
+    return KVProvenance("isolated", (digest_tokens(prefix),) if prefix else (), rope_regime=regime)
 
 
 class WithNeighbours(Prepare):
@@ -177,10 +181,8 @@ class WithNeighbours(Prepare):
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return this kind, not exact because the neighbours' KV was computed apart, ..., and last `isolated`."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
-        return KVProvenance(
-            self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime
-        ), isolated
+        isolated = isolated_provenance(adapter, prefix, chunk_tokens)
+        return replace(isolated, kind=self.kind, exact=False), isolated
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Run one pass over the chunk after the stored KV of as many neighbours as fit the model's context.
@@ -261,21 +263,14 @@ def encode_after(ctx: PrepareContext, neighbours: Sequence[Ids], chunk: Ids) -> 
 
 
 def isolated_kv(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
-    """Return a chunk's isolated KV from the store; compute and store it if it is missing."""
-    found = ctx.store.get(ctx.adapter.fingerprint, chunk, _isolated_provenance(ctx, chunk))
-    return _store_isolated(ctx, Isolated().compute(ctx, chunk)) if found is None else found
-
-
-def _store_isolated(ctx: PrepareContext, isolated: PreparedChunk) -> ChunkKV:
-    """Store a chunk's isolated KV unless the store has it, and return it as stored."""
-    kv = quantise_kv(isolated.kv, ctx.storage)
-    ctx.store.put(ctx.adapter.fingerprint, kv, _isolated_provenance(ctx, kv.token_ids), isolated.sources)
-    return kv
-
-
-def _isolated_provenance(ctx: PrepareContext, chunk: Ids) -> KVProvenance:
-    (exact,) = Isolated().provenances(ctx.adapter, ctx.prefix, len(chunk))
-    return quantised(exact, ctx.storage)
+    """Return a chunk's isolated KV from the store; compute and store it, as it is stored, if it is missing."""
+    provenance = quantised(isolated_provenance(ctx.adapter, ctx.prefix, len(chunk)), ctx.storage)
+    found = ctx.store.get(ctx.adapter.fingerprint, chunk, provenance)
+    if found is None:
+        isolated = Isolated().compute(ctx, chunk)
+        found = quantise_kv(isolated.kv, ctx.storage)
+        ctx.store.put(ctx.adapter.fingerprint, found, provenance, isolated.sources)
+    return found
 
 
 def quantise_kv(kv: ChunkKV, storage: Storage) -> ChunkKV:

@@ -20,10 +20,10 @@ from kvweave.recipes.features import (
     AttentionRecorder,
     FeatureExtractor,
     attention_key,
+    attention_to_earlier,
     feature_bytes,
-    stored_attention,
 )
-from kvweave.recipes.prepare import Isolated, kv_bytes
+from kvweave.recipes.prepare import isolated_provenance, kv_bytes
 from kvweave.recipes.request import OBSERVED
 from kvweave.types import ChunkFeature, KVProvenance, Span, TokenizedPrompt
 
@@ -56,11 +56,10 @@ class SimulatedRequests(FeatureExtractor):
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, whatever the other chunks were."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         kind = f"rehearsed-{self.rounds}-{self.max_chunks}"
         if self.max_versions is not None:
             kind = f"{kind}-{self.max_versions}"
-        return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
+        return replace(isolated_provenance(adapter, prefix, chunk_tokens), kind=kind)
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one prefill per simulated request."""
@@ -150,8 +149,8 @@ def _simulate(
     context = (digest_tokens(ctx.prefix),) if start else ()
     for number in about:
         span, feature, sources = prompt.spans[number], recorder.feature(number), digests[:number]
-        attention = stored_attention(feature, number - 1)
-        assert attention is not None
+        inter = attention_to_earlier(feature, number - 1)
+        assert inter is not None
         entries: tuple[StoreEntry, ...] = ()
         if max_versions is not None:
             regime = adapter.rope_regime(prompt.tokens)
@@ -161,7 +160,7 @@ def _simulate(
                 StoreEntry(kv, provenance, sources, max_versions),
                 StoreEntry(feature, attention_key(provenance), sources),
             )
-        yield _Version(chunks[number - 1], attention.inter, sources, entries)
+        yield _Version(chunks[number - 1], inter, sources, entries)
 
 
 def _prompt(prefix: Ids, chunks: Sequence[Ids]) -> TokenizedPrompt:

@@ -16,7 +16,7 @@ from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
-from kvweave.recipes.prepare import Isolated
+from kvweave.recipes.prepare import Isolated, isolated_provenance
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Budget
 from kvweave.recipes.select import LayerVotes, Score, TopScores, question_votes, voting_layers
@@ -55,13 +55,11 @@ class Importance(FeatureExtractor):
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, as that of isolated KV."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         end = min(len(prefix) + 2 * chunk_tokens, adapter.geometry.context_tokens)
         every = voting_layers(adapter.geometry, len(prefix), end - 1).every_layer(adapter.geometry)
         # Until layers were left out, entries named `importance` were the peak over all layers, whatever they see.
-        return KVProvenance(
-            "importance" if every else "importance-whole", isolated.context, rope_regime=isolated.rope_regime
-        )
+        kind = "importance" if every else "importance-whole"
+        return replace(isolated_provenance(adapter, prefix, chunk_tokens), kind=kind)
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one pass over each chunk, or two if its isolated KV is not stored."""
@@ -78,9 +76,8 @@ def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
     ids = (*ctx.prefix, *chunk, *chunk)[: adapter.geometry.context_tokens]
     if len(ids) <= end:
         return torch.zeros(len(chunk))
-    isolated = Isolated()
-    (provenance,) = isolated.provenances(adapter, ctx.prefix, len(chunk))
-    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or isolated.compute(ctx, chunk).kv
+    provenance = isolated_provenance(adapter, ctx.prefix, len(chunk))
+    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or Isolated().compute(ctx, chunk).kv
     before = [PlacedSpan(ctx.prefix_kv(), 0, 0)] if start else []
     plan = adapter.rows(torch.arange(end, len(ids)))
     votes = voting_layers(adapter.geometry, start, len(ids) - 1)

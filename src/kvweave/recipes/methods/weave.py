@@ -1,7 +1,7 @@
 """weave: recompute what the question attends to and what depends on earlier text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from kvweave.recipes.prepare import (
     encode_after,
     fitting,
     isolated_kv,
+    isolated_provenance,
 )
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, TopScores
@@ -111,9 +112,9 @@ class ContextSensitivity(FeatureExtractor):
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, with the kind of the neighbours in its own."""
-        with_neighbours, *_, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
-        kind = f"moved-{with_neighbours.kind}"
-        return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
+        return replace(
+            isolated_provenance(adapter, prefix, chunk_tokens), kind=f"moved-{self.neighbours.kind}"
+        )
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one pass over each chunk after its neighbours' isolated KV; measure the result and drop it.
