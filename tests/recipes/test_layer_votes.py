@@ -11,9 +11,9 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionProbe
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods.cacheclip import AuxiliaryModel
 from kvweave.recipes.methods.fusionrag import AttentionInEachChunk
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.methods.weave import ContextSensitivity

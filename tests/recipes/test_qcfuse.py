@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.models.critical_layers import layers_file, middle_layers, read_layers
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
-from kvweave.models.loading import load_model
-from kvweave.recipes.attend import Causal
+from kvweave.models.loading import layers_file, load_model, read_layers
+from kvweave.models.support import middle_layers
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.place import Causal
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.select import TopScores

@@ -28,8 +28,7 @@ from kvweave.models.attention import (
 )
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
-from kvweave.models.critical_layers import middle_layers
-from kvweave.models.fingerprint import fingerprint
+from kvweave.models.fingerprint import ModelMemory, fingerprint
 from kvweave.models.forward import (
     LayerTime,
     continuation_plan,
@@ -44,10 +43,9 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
 from kvweave.models.prompt import PromptTemplate, check_length
-from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
-from kvweave.models.support import probe
+from kvweave.models.support import middle_layers, probe
 from kvweave.types import ChunkKV, TokenizedPrompt
 
 
@@ -179,7 +177,9 @@ class Adapter:
         if self._low is not None:
             return self._compute_in_blocks(rows, capture)
         if self.batcher is None:
-            return self._compute_alone(rows, capture)
+            recorder = self._recorder(rows, capture)
+            with self._one_pass(rows):
+                return self.call_model(rows.ids, rows.positions, kv_cache, plan, recorder)
         if self.batcher.load_ahead:
             kv_cache.load(None)
         if plan.around is not None or kv_cache.sink is not None:

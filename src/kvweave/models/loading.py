@@ -13,16 +13,16 @@ from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
-from kvweave.models.critical_layers import read_layers
-from kvweave.models.fingerprint import TOKENIZER_FACT, digest_tokenizer
+from kvweave.models.fingerprint import TOKENIZER_FACT, ModelMemory, digest_tokenizer
 from kvweave.models.forward import use_few_rows
 from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
-from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
 from kvweave.models.source import ModelFolder, gguf_folder
+from kvweave.models.support import middle_layers
 from kvweave.plugins import more_in_lab, plugins
+from kvweave.types import ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
 
@@ -227,3 +227,32 @@ def is_direct(tokenizer: PreTrainedTokenizerBase, digest: str, folder: Path) -> 
 def _loaded_dtype(precision: Precision) -> torch.dtype | str:
     """Return the dtype to read: the checkpoint's for fewer bits, since each layer is then converted alone."""
     return "auto" if precision.bits != "full" or precision.dtype is None else precision.dtype
+
+
+# The layers that `kvweave profile-layers` measured, by the model's digest
+
+
+def read_layers(home: Path, model: ModelFingerprint, layers: int) -> tuple[int, ...]:
+    """Return the measured layers of this model, else the middle ones; log and ignore a file that cannot be used."""
+    path = layers_file(home, model)
+    if not path.exists():
+        return middle_layers(layers)
+    try:
+        found = tuple(json.loads(path.read_text(encoding="utf-8"))["critical_layers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _LOG.warning("ignoring %s: %s; run `kvweave profile-layers` to write it again", path, error)
+        return middle_layers(layers)
+    if not found or not all(isinstance(layer, int) and 0 <= layer < layers for layer in found):
+        _LOG.warning(
+            "ignoring %s: it names layers %s of %d; run `kvweave profile-layers` to write it again",
+            path,
+            found,
+            layers,
+        )
+        return middle_layers(layers)
+    return found
+
+
+def layers_file(home: Path, model: ModelFingerprint) -> Path:
+    """The file of a model's measured layers."""
+    return home / "models" / f"{model.digest}.json"

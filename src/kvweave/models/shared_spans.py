@@ -139,11 +139,6 @@ class SharedSpanCache(FusedCache):
         found: AttentionInput = self.layers[layer].attention_input()
         return found
 
-    @property
-    def own_bytes(self) -> int:
-        """The memory of this request's own rows."""
-        return sum(layer.own_bytes for layer in self.layers)
-
     def truncate_prompt(self, tokens: int) -> None:
         """Continue from the first `tokens` positions, on KV of the request's own."""
         for layer in self.layers:
@@ -222,11 +217,6 @@ class SharedSpanLayer(FusedCacheLayer):
         own = KVRows(self.keys[:, :, :used], self.values[:, :, :used], torch.cat([prompt, appended]))
         shared = tuple(span.layer(self._index) for span in self.spans)
         return AttentionInput(shared, own, prompt)
-
-    @property
-    def own_bytes(self) -> int:
-        """The memory of the request's own rows."""
-        return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
 
     def prompt_kv(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return this layer's keys and values of all prompt positions; see `FusedCache.layer_kv`."""

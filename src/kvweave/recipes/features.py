@@ -1,7 +1,7 @@
 """Chunk features: what is stored of a chunk beside its KV, for selectors and preparations to read.
 
-Extractors compute features before any question; they are in `simulated_requests.py`, `auxiliary.py` and, if only one
-method reads them, in that method's file. The attention of a version is recorded by the pass that computes its KV.
+Extractors compute features before any question; they are in `simulated_requests.py` and in the files of the
+methods that read them. The attention of a version is recorded by the pass that computes its KV.
 """
 
 from abc import abstractmethod

@@ -11,7 +11,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import AttentionHook, LayerQueries, StopForward
-from kvweave.recipes.attend import Attend
+from kvweave.recipes.place import Attend
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.types import Span
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,14 +23,12 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import AttentionHook
-from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
 from kvweave.recipes.match import Match, MatchPathThenChunk, warn_if_none_fits
-from kvweave.recipes.place import Place, TruePositions
+from kvweave.recipes.place import Attend, Causal, Place, TruePositions
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare
-from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.results import Plan, PlanSpan, Timing
@@ -40,6 +39,34 @@ _LOG = logging.getLogger(__name__)
 MAX_EXACT_VERSIONS = 16
 """How many exact KV entries of a chunk requests may leave, each after other text. Each takes as much room as the prepared
 KV that is used at any position; the least used go first."""
+
+
+class Recompute(Protocol):
+    """Slot 5: runs rows through the model and writes their K,V to the KV cache."""
+
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
+        """Compute prompt positions `rows` (T,), ascending, the last one included; return its logits (1, vocab).
+
+        The last pass must run all fresh rows through all layers, with `hooks` on it. Other stale rows than those in `rows`
+        may run too, as long as on average over the layers no more stale rows run than `rows` holds. With `capture`,
+        `kv_cache.capture` afterwards holds the unrotated KV of the rows.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """All rows through all layers in one pass: Recompute(T) of the methods page (FusionRAG §3.2, ProphetKV §4.3)."""
+
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
+        """Run one pass."""
+        return state.request.adapter.compute(
+            state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), capture=capture
+        )
 
 
 @dataclass(frozen=True, slots=True)

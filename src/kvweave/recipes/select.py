@@ -168,40 +168,25 @@ def voting_layers(
             by the rule are left out. If that leaves none, each is replaced by the nearest layer that counts, the earlier of
             two.
     """
-    able, lifted = _able(geometry, last - first)
+    windows = geometry.windows or (None,) * geometry.layers
+    # As `ops.attention.visible_keys` counts.
+    able = [layer for layer, window in enumerate(windows) if window is None or last - first < window]
+    lifted = None
+    if not able:
+        lifted = max(window for window in windows if window is not None)
+        able = [layer for layer, window in enumerate(windows) if window == lifted]
     if chosen is None:
-        return LayerVotes(able, lifted)
+        return LayerVotes(tuple(able), lifted)
     wanted = {range(geometry.layers)[layer] for layer in chosen}
-    found = wanted.intersection(able) or {_nearest(layer, able) for layer in wanted}
+    found = wanted.intersection(able) or {
+        min(able, key=lambda other: (abs(other - layer), other)) for layer in wanted
+    }
     return LayerVotes(tuple(sorted(found)), lifted)
 
 
 def last_layer(geometry: Geometry, tokens: int) -> LayerVotes:
     """Return the vote of the last layer whose last row sees all of `tokens` tokens, itself included."""
     return voting_layers(geometry, 0, max(0, tokens - 1), (-1,))
-
-
-def _able(geometry: Geometry, distance: int) -> tuple[tuple[int, ...], int | None]:
-    """Return the layers that may count at a distance, and their window if it is lifted."""
-    windows = _windows(geometry)
-    able = tuple(layer for layer, window in enumerate(windows) if _reaches(window, distance))
-    if able:
-        return able, None
-    widest = max(window for window in windows if window is not None)
-    return tuple(layer for layer, window in enumerate(windows) if window == widest), widest
-
-
-def _windows(geometry: Geometry) -> tuple[int | None, ...]:
-    return geometry.windows or (None,) * geometry.layers
-
-
-def _reaches(window: int | None, distance: int) -> bool:
-    """Return whether a row sees a key at this distance before it; `ops.attention.visible_keys` counts so too."""
-    return window is None or distance < window
-
-
-def _nearest(layer: int, able: Collection[int]) -> int:
-    return min(able, key=lambda other: (abs(other - layer), other))
 
 
 # The question's attention

@@ -68,10 +68,10 @@ class SimulatedRequests(FeatureExtractor):
         wanted = dict.fromkeys(sorted((ids for ids in chunks if ids), key=digest_tokens))
         for request in self._requests(ctx, [*wanted, *self._others(ctx, wanted)]):
             about = [number for number, ids in enumerate(request, 1) if number > 1 and ids in wanted]
-            for version in _simulate(ctx, request, about, self.max_versions):
-                inter.setdefault(version.chunk, []).append(version.inter)
-                sources.setdefault(version.chunk, {}).update(dict.fromkeys(version.sources))
-                yield from version.entries
+            for number, shares, digests, entries in _simulate(ctx, request, about, self.max_versions):
+                inter.setdefault(request[number - 1], []).append(shares)
+                sources.setdefault(request[number - 1], {}).update(dict.fromkeys(digests))
+                yield from entries
         extractors = dict.fromkeys((replace(self, max_versions=None), self))
         for chunk, shares in inter.items():
             feature = ChunkFeature(chunk, {"inter": torch.cat(shares).mean(dim=0)})
@@ -122,20 +122,14 @@ def _fits(ctx: PrepareContext, chunks: Sequence[Ids]) -> bool:
     return length <= ctx.adapter.geometry.context_tokens and len(regimes) == 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """One chunk in one simulated request: its attention to earlier chunks (P, n), its sources, and entries to store."""
-
-    chunk: Ids
-    inter: Tensor
-    sources: tuple[str, ...]
-    entries: tuple[StoreEntry, ...]
-
-
 def _simulate(
     ctx: PrepareContext, chunks: Sequence[Ids], about: Sequence[int], max_versions: int | None
-) -> Iterator[_Version]:
-    """Prefill S ++ chunks and yield a version of the chunks `about`, counted from 1; never of the first, an isolated one."""
+) -> Iterator[tuple[int, Tensor, tuple[str, ...], list[StoreEntry]]]:
+    """Prefill S ++ chunks; yield of each chunk `about`, by its number from 1, what its version shows, and entries to store.
+
+    That is its attention (P, n) to the P chunks before it, and the digests of these and its own. `about` never has the first,
+    whose version is the isolated one.
+    """
     if not about:
         return
     adapter, start = ctx.adapter, len(ctx.prefix)
@@ -151,16 +145,14 @@ def _simulate(
         span, feature, sources = prompt.spans[number], recorder.feature(number), digests[:number]
         inter = attention_to_earlier(feature, number - 1)
         assert inter is not None
-        entries: tuple[StoreEntry, ...] = ()
+        entries: list[StoreEntry] = []
         if max_versions is not None:
             regime = adapter.rope_regime(prompt.tokens)
             provenance = KVProvenance(OBSERVED, (*context, *sources[:-1]), rope_regime=regime)
             kv = adapter.extract_chunk_kv(kv_cache, prompt.token_ids, span.start, span.end)
-            entries = (
-                StoreEntry(kv, provenance, sources, max_versions),
-                StoreEntry(feature, attention_key(provenance), sources),
-            )
-        yield _Version(chunks[number - 1], inter, sources, entries)
+            entries.append(StoreEntry(kv, provenance, sources, max_versions))
+            entries.append(StoreEntry(feature, attention_key(provenance), sources))
+        yield number, inter, sources, entries
 
 
 def _prompt(prefix: Ids, chunks: Sequence[Ids]) -> TokenizedPrompt:

@@ -29,7 +29,7 @@ from kvweave.models.attention import ATTENTION_NAME, ROWS_KEYWORD, AttentionCall
 from kvweave.models.forward import decoder_layers
 from kvweave.models.hooks import LayerQueries
 from kvweave.ops.blocked_attention import additive_mask
-from kvweave.recipes.attend import Causal
+from kvweave.recipes.place import Causal
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave_lab.bench.measurement import elapsed_s, read_files
 

@@ -13,8 +13,7 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
-from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.recompute import SelectedRows
+from kvweave.recipes.recipe import Recipe, SelectedRows
 from kvweave.recipes.select import TopScores
 from kvweave_lab.recipes.idealised import stored_values
 from kvweave_lab.recipes.row_schedule import scheduled

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from kvweave.models.attention import GroupedPlan, RowPlan
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.recipes.attend import Causal
 from kvweave.recipes.match import MatchSystemThenChunk
-from kvweave.recipes.place import Placement, TruePositions
+from kvweave.recipes.place import Causal, Placement, TruePositions
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Matched, PrefillRequest
 
