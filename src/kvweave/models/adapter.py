@@ -132,7 +132,7 @@ class Adapter:
         self.check_length(len(ids))
         kv_cache = self.new_cache(len(ids), spans)
         plan = self.rows(torch.arange(start, len(ids)))
-        if not self._in_pieces:  # a pass with hooks runs whole
+        if self._low is None and self.batcher is None:  # a pass with hooks runs whole
             plan.hooks.append(StopAtLayer(self.geometry.layers - 1))  # the logits are not needed
         with suppress(StopForward):
             self.compute(kv_cache, ids, plan, capture=True)
@@ -398,11 +398,6 @@ class Adapter:
         if plan is None:
             plan = RowPlan(rows, self.model.dtype)
         return PassRows(kv_cache, ids, kv_cache.positions_of(rows), plan, keep, appends=True)
-
-    @property
-    def _in_pieces(self) -> bool:
-        """Whether this thread's passes without hooks may run in pieces."""
-        return self._low is not None or self.batcher is not None
 
     def _same_regime(self, kv_cache: FusedCache, rows: Tensor) -> bool:
         """Whether passes over any of these rows (T,) alone use the same frequencies as one over all of them."""

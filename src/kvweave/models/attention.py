@@ -29,14 +29,7 @@ ROWS_KEYWORD = "kvweave_rows"
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of one layer's attention, as the model passes them.
-
-    Attributes:
-        layer: index of the layer.
-        query: (B, H, T, D), of the rows of a pass.
-        keys, values: (B, G, N, D), as the cache returned them, in prompt order.
-        settings: how the layer attends.
-    """
+    """The arguments of one layer's attention, as the model passes them; see `LayerQueries`."""
 
     layer: int
     query: Tensor
@@ -100,23 +93,13 @@ class RowPlan:
 class GroupedPlan(RowPlan):
     """Rows (T,) after the context attend to it as a group of its own; rows before its end attend causally (APE).
 
-    `columns` (first, end) are the context's prompt positions. The group's logits are divided by `temperature`, the log of
-    their sum is multiplied by `scale` · `temperature`, and the result is merged with attention to everything else.
-    Sliding windows count rows of the cache, as the library's masks do. Raises InvalidRequest for a temperature or
-    scale that is not above 0.
+    Attention to the group is merged with attention to everything else. Sliding windows count rows of the cache, as the
+    library's masks do.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        dtype: torch.dtype,
-        *,
-        columns: tuple[int, int],
-        temperature: float = 0.9,
-        scale: float = 0.9,
-    ) -> None:
+    def __init__(self, rows: Tensor, dtype: torch.dtype, group: ContextGroup) -> None:
         super().__init__(rows, dtype)
-        self._group = ContextGroup(*columns, temperature, scale)
+        self._group = group
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention of the rows' query (B, H, T, D) over the cache's keys and values (B, G, N, D)."""

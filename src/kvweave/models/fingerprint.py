@@ -122,13 +122,9 @@ _VERSION: Final = 1
 
 
 class ModelMemory:
-    """Facts about the model in one folder, in one file of the home folder.
+    """Facts about the model in a folder, in one file of the home folder; without a folder, it remembers nothing.
 
     Forgetting is harmless: an unreadable file counts as empty, and a home that cannot be written to remembers nothing.
-
-    Args:
-        folder: the model's; None remembers nothing.
-        home: the home folder.
     """
 
     def __init__(self, folder: Path | None, home: Path) -> None:

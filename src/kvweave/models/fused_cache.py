@@ -97,7 +97,6 @@ class FusedCache(AppendableCache):
             row attends to them.
         angles: those of all positions from the first span's start to the last one's end.
         positions: rotary positions of all prompt tokens (N,), the last one the largest.
-        layer_type: the class of its layers.
     """
 
     def __init__(
@@ -107,11 +106,12 @@ class FusedCache(AppendableCache):
         spans: tuple[PlacedSpan, ...],
         angles: Angles,
         positions: Tensor,
-        layer_type: "type[FusedCacheLayer] | None" = None,
     ) -> None:
         self._shared = SharedLayerState(layers, length, spans, angles)
-        made = layer_type or FusedCacheLayer
-        super().__init__([made(self._shared, index) for index in range(layers)], positions)
+        super().__init__([self._new_layer(index) for index in range(layers)], positions)
+
+    def _new_layer(self, index: int) -> "FusedCacheLayer":
+        return FusedCacheLayer(self._shared, index)
 
     @property
     def length(self) -> int:

@@ -64,14 +64,9 @@ class StopAtLayer:
 
 
 class AttentionProbe:
-    """Records the softmax weights of rows on keys, per layer, averaged over rows and query heads.
+    """Records the softmax weights of rows on keys, per layer, averaged over rows and query heads, in one pass.
 
-    Grouped heads, sliding windows and soft caps count as in the layer itself. Use it for one pass:
-
-        plan = adapter.rows(rows)
-        plan.hooks.append(probe)
-        adapter.compute(kv_cache, token_ids, plan)
-        probe.weights
+    Grouped heads, sliding windows and soft caps count as in the layer itself.
 
     Args:
         rows: prompt positions (R,), a subset of the rows that the pass computes.

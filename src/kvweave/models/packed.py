@@ -17,7 +17,6 @@ from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall, RowPlan
-from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import StopForward
 from kvweave.models.pass_schedule import PassRows
 from kvweave.models.rotary import GivenKeys, RotationRecorder
@@ -34,13 +33,8 @@ def run_packed(
 ) -> list[Tensor | Exception]:
     """Return every request's logits (keep, vocab), or the error that ended its part of the pass.
 
-    One call of the model for each set of rotary frequencies that the requests need. Raises InvalidRequest if a cache appears
-    twice.
-
-    Args:
-        call_model: `Adapter.call_model`.
-        rope_regime: names the frequency scaling that a pass of a length uses.
-        modelling: the module whose function rotates keys.
+    One call of the model (`Adapter.call_model`) for each set of rotary frequencies that the requests need, which `rope_regime`
+    names. `modelling` is the module whose function rotates keys. Raises InvalidRequest if a cache appears twice.
     """
     if len({id(request.kv_cache) for request in requests}) < len(requests):
         raise InvalidRequest(
@@ -75,8 +69,8 @@ class _PackedPlan:
         self.errors: dict[int, Exception] = {}
         self.requests = requests
         self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
-        self._captures = [request.kv_cache.capture is not None for request in requests]
-        self.recorder = recorder if any(self._captures) else None
+        captures = any(request.kv_cache.capture is not None for request in requests)
+        self.recorder = recorder if captures else None
         self._shared: dict[tuple[int, ...], RowAttention] = {}
 
     @property
@@ -98,10 +92,7 @@ class _PackedPlan:
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write every request's new keys and values (1, G, T, D) to its cache and attend there, (1, H, T, D)."""
-        captured = None
-        if any(self._captures):
-            assert self.recorder is not None
-            captured = self.recorder.unrotated_key(call.keys)
+        captured = None if self.recorder is None else self.recorder.unrotated_key(call.keys)
         out = torch.zeros_like(call.query)
         in_place = []
         for number, (request, (start, end)) in enumerate(
@@ -110,8 +101,10 @@ class _PackedPlan:
             if number in self.errors:
                 continue
             own = slice(start, end)
-            if captured is not None and self._captures[number]:
-                _give_keys(request.kv_cache, captured[:, :, own])
+            capture = request.kv_cache.capture
+            if captured is not None and capture is not None:
+                assert isinstance(capture.recorder, GivenKeys)
+                capture.recorder.keys = captured[:, :, own]
             try:
                 done = self._attend_alone(request, _rows_of(call, own))
             except StopForward as stop:
@@ -134,7 +127,7 @@ class _PackedPlan:
         if not isinstance(kv_cache, SharedSpanCache) or type(request.plan) is not RowPlan:
             keys, values = kv_cache.update(call.keys, call.values, call.layer)
             return request.plan.attend(replace(call, keys=keys, values=values))
-        kv_cache.write(call.layer, call.keys, call.values)
+        kv_cache.layers[call.layer].write(call.keys, call.values)
         if request.plan.hooks:
             keys, values = kv_cache.layer_kv(call.layer, call.keys)
             request.plan.notify_hooks(replace(call, keys=keys, values=values))
@@ -148,11 +141,7 @@ class _PackedPlan:
             rows = [request.plan.rows for request in own]
             attention = row_attention(rows, call.query.dtype, shared_spans=True)
             self._shared = {tuple(numbers): attention}
-        inputs = [
-            request.kv_cache.attention_input(call.layer)
-            for request in own
-            if isinstance(request.kv_cache, SharedSpanCache)
-        ]
+        inputs = [request.kv_cache.layers[call.layer].attention_input() for request in own]
         everybody = len(numbers) == len(self.requests)
         parts = [slice(self._edges[number], self._edges[number + 1]) for number in numbers]
         query = call.query if everybody else torch.cat([call.query[:, :, part] for part in parts], dim=2)
@@ -168,13 +157,6 @@ def _rows_of(call: AttentionCall, own: slice) -> AttentionCall:
     """Return the call for some of its rows, with their new keys and values."""
     query, keys, values = (each[:, :, own] for each in (call.query, call.keys, call.values))
     return replace(call, query=query, keys=keys, values=values)
-
-
-def _give_keys(kv_cache: FusedCache, keys: Tensor) -> None:
-    """Give a cache that captures its rows what their keys (1, G, T, D) were before rotation."""
-    recorder = kv_cache.capture.recorder if kv_cache.capture is not None else None
-    assert isinstance(recorder, GivenKeys)
-    recorder.keys = keys
 
 
 class _PassThroughCache(Cache):

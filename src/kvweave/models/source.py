@@ -84,7 +84,7 @@ def _converted(name: str, parts: Sequence[Path], home: Path) -> ModelFolder:
 
 def _without_file(path: Path, home: Path) -> ModelFolder:
     """Return what a file that is gone was converted into; raises ModelNotFound if it was not."""
-    folder = Conversions(home).find_without_file(str(path))
+    folder = Conversions(home).find(str(path))
     if folder is None:
         raise ModelNotFound(f"{path} does not exist; name the GGUF file where it is now")
     _LOG.warning("%s does not exist any more; using what it was converted into, %s", path, folder)
@@ -117,7 +117,7 @@ def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolde
     from huggingface_hub import hf_hub_download
 
     # What was once chosen stays chosen, until `kvweave cache clear`: stored KV fits no other file, and the hub may be far away.
-    before = Conversions(home).find_without_file(name)
+    before = Conversions(home).find(name)
     if before is not None:
         return ModelFolder(str(before), name)
     files, why = _repo_files(repo)

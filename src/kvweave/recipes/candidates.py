@@ -30,11 +30,9 @@ _BUDGETS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A budget that may keep what full attention says.
+    """A budget that may keep what full attention says: a recipe with it as its own ratio.
 
-    Attributes:
-        recipe: with the budget as its own ratio.
-        ratio: the budget; None where it is the ratio that the named recipe has anyway.
+    `ratio` is None where the budget is the ratio that the named recipe has anyway.
     """
 
     recipe: Recipe

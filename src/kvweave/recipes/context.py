@@ -91,13 +91,9 @@ class PrepareContext:
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """KV or a feature of one chunk that is worth storing.
+    """KV or a feature of one chunk that is worth storing, computed from the chunks with the digests `sources`.
 
-    Attributes:
-        content: the KV or the feature.
-        provenance: how it was computed.
-        sources: token digests of the chunks that it was computed from.
-        max_versions: how many KV entries of this chunk and kind may stay in the store; None sets no limit.
+    `max_versions` is how many KV entries of this chunk and kind may stay in the store; None sets no limit.
     """
 
     content: ChunkKV | ChunkFeature

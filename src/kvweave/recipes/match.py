@@ -64,7 +64,8 @@ class _MatchStored(Match):
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         spans = request.prompt.spans
-        exact = [_exact_provenance(request, i, span, self.exact_chunks) for i, span in enumerate(spans)]
+        kinds = self.stored_kinds
+        exact = [request.exact_provenance(i) if span.kind in kinds else None for i, span in enumerate(spans)]
         by_content = [i for i, span in enumerate(spans) if self.position_independent and span.kind == "chunk"]
         candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
         wanted = []
@@ -120,14 +121,6 @@ def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> l
     stored = request.store.has_many(request.adapter.fingerprint, keys)
     found = {number for (number, _), is_stored in zip(wanted, stored, strict=True) if is_stored}
     return [number for number in chunks if number not in found]
-
-
-def _exact_provenance(
-    request: PrefillRequest, number: int, span: Span, exact_chunks: bool
-) -> KVProvenance | None:
-    if span.kind == "system" or (span.kind == "chunk" and exact_chunks):
-        return request.exact_provenance(number)
-    return None
 
 
 def _matched(

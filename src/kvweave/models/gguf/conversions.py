@@ -54,19 +54,13 @@ class Conversions:
     def __init__(self, home: Path) -> None:
         self.folder = home / "models" / "gguf"
 
-    def find(self, name: str, stamps: Stamps) -> Path | None:
-        """Return the folder that the model `name` was converted into while its files had these stamps, or None."""
+    def find(self, name: str, stamps: Stamps | None = None) -> Path | None:
+        """Return the folder that a model was last converted into, or None; with `stamps`, only if its files had these then."""
         found = self._remembered(name)
-        if found is None or found["parts"] != stamps:
+        if found is None or stamps not in (None, found["parts"]):
             return None
         folder = self._place(found["digest"])
         return folder if folder.is_dir() else None
-
-    def find_without_file(self, name: str) -> Path | None:
-        """Return the folder that a model was last converted into, whatever became of its file, or None."""
-        found = self._remembered(name)
-        folder = None if found is None else self._place(found["digest"])
-        return folder if folder is not None and folder.is_dir() else None
 
     def convert(
         self,

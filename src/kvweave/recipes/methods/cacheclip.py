@@ -53,16 +53,10 @@ class AuxiliaryWindows:
     prefix, chunk and question. Prefix and question are the same in every pass. So the attention that a chunk takes from them
     says how much the question finds there, and shares from different passes compare.
 
-    A window of `window` tokens keeps its selected tokens if they are more than `more_than`. Kept tokens are mapped to the
-    model's tokens by characters and only then cut to the budget: windows that a smaller selection would not have kept
-    go first. With `refill` the selection grows until the kept tokens fill the budget; tokens in windows that
+    A window of `window` of the auxiliary's tokens keeps its selected tokens if they are more than `more_than`, below `window`.
+    Kept tokens are mapped to the model's tokens by characters and only then cut to the budget: windows that a smaller selection
+    would not have kept go first. With `refill` the selection grows until the kept tokens fill the budget; tokens in windows that
     are too short ever to be kept come last. Without, the budget's share of the auxiliary's tokens is selected.
-
-    Attributes:
-        auxiliary: folder or hub id of the model; None is the one shipped with kvweave.
-        window: tokens of the auxiliary model in a window.
-        more_than: a window with this many selected tokens or fewer keeps none; below `window`.
-        refill: use the budget up.
     """
 
     auxiliary: str | None = None
