@@ -164,13 +164,8 @@ class Adapter:
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
 
-        Writes their K,V into the cache. Every row attends to all cache positions up to its own.
-
-        Args:
-            kv_cache: the prompt's cache.
-            token_ids: all of the prompt's, (N,).
-            plan: the rows and how they attend.
-            capture: afterwards, `kv_cache.capture.kv` holds the rows' unrotated K and V.
+        Writes their K,V into the cache. Every row attends to all cache positions up to its own. `token_ids` are all of the
+        prompt's, (N,). With `capture`, `kv_cache.capture.kv` afterwards holds the rows' unrotated K and V.
         """
         rows = self._pass_rows(kv_cache, token_ids, plan)
         kv_cache.capture = None
@@ -283,9 +278,6 @@ class Adapter:
         """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab).
 
         Args:
-            ids: token ids (T,).
-            positions: rotary positions (T,).
-            kv_cache: holds the keys and values that the rows attend to, and takes theirs.
             plan: how the rows attend; None for the model's own masks and the cache's continuation.
             recorder: active for the length of the call.
             keep: how many rows' logits to make, from the end, or the indices of these rows.

@@ -239,18 +239,13 @@ def _plain_lead(role: str, before: str) -> str:
     return f"{SEPARATOR}{lead}" if before else lead
 
 
-def control_tokens(tokenizer: Any) -> frozenset[int]:
-    """Return a tokenizer's special tokens, and its added tokens that look like a marker."""
+def control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return a tokenizer's special tokens, and its added tokens that look like a marker, by their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    markers = {number for number, token in added.items() if is_control(token.content, special=token.special)}
-    return frozenset(tokenizer.all_special_ids) | markers
-
-
-def control_texts(tokenizer: Any) -> frozenset[str]:
-    """Return the texts of a tokenizer's control tokens."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    markers = {token.content for token in added.values() if is_control(token.content, special=token.special)}
-    return frozenset(tokenizer.all_special_tokens) | markers
+    markers = {
+        n: token.content for n, token in added.items() if is_control(token.content, special=token.special)
+    }
+    return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)) | markers
 
 
 def is_control(content: str, *, special: bool) -> bool:

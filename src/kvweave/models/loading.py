@@ -15,7 +15,7 @@ from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
 from kvweave.models.fingerprint import TOKENIZER_FACT, ModelMemory, digest_tokenizer
 from kvweave.models.forward import use_few_rows
-from kvweave.models.precision import Precision, cached_folder, choose_precision, read_sizes
+from kvweave.models.precision import cached_folder, choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
@@ -161,7 +161,9 @@ def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, ho
     memory = ModelMemory(None if found.shipped else folder, home)  # shipped models are small
     try:
         tokenizer = read_tokenizer(source, folder, memory)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=_loaded_dtype(precision))
+        # For fewer bits the checkpoint's dtype, since each layer is then converted alone.
+        chosen = (precision.dtype if precision.bits == "full" else None) or "auto"
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
@@ -222,11 +224,6 @@ def is_direct(tokenizer: PreTrainedTokenizerBase, digest: str, folder: Path) -> 
     return all(getattr(direct, name) == getattr(tokenizer, name) for name in _COMPARED) and (
         digest_tokenizer(direct) == digest
     )
-
-
-def _loaded_dtype(precision: Precision) -> torch.dtype | str:
-    """Return the dtype to read: the checkpoint's for fewer bits, since each layer is then converted alone."""
-    return "auto" if precision.bits != "full" or precision.dtype is None else precision.dtype
 
 
 # The layers that `kvweave profile-layers` measured, by the model's digest

@@ -35,14 +35,9 @@ LEAST_PIECE, MOST_ROWS, FIRST_ROWS = 32, 4096, 256
 
 @dataclass(frozen=True, slots=True)
 class PassRows:
-    """One request's rows in a pass.
+    """One request's rows in a pass: their token ids and rotary positions (T,), and the `plan` by which they attend.
 
-    Attributes:
-        kv_cache: what the rows attend to, and where their K,V go.
-        ids, positions: token ids and rotary positions (T,).
-        plan: how they attend.
-        keep: the number of rows, from the end, whose logits are made.
-        appends: whether they follow what the cache holds; otherwise they are prompt rows.
+    The last `keep` rows' logits are made. Rows that `appends` follow what the cache holds; others are prompt rows.
     """
 
     kv_cache: FusedCache

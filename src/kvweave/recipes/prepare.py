@@ -10,7 +10,7 @@ from kvweave.kvstore.format import storage_of
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import BITS, quantise, quantised_bytes
-from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
+from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
 from kvweave.recipes.request import PrefillRequest
 from kvweave.types import ChunkKV, KVProvenance, Storage
@@ -165,8 +165,8 @@ class WithNeighbours(Prepare):
         ...
 
     @abstractmethod
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """Return the chunks to place before this one, in order."""
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
+        """Return the chunks to place before this one, in order: as many as fit the model's context."""
         ...
 
     @property
@@ -190,7 +190,7 @@ class WithNeighbours(Prepare):
         Also store the chunk's isolated KV. It is exact where the chunk comes first in a prompt, replaces this KV where that
         is missing, and serves to prepare other chunks. Without neighbours it is both.
         """
-        neighbours = self.fitting_neighbours(ctx, chunk)
+        neighbours = self.neighbours(ctx, chunk)
         isolated = isolated_kv(ctx, chunk)
         if not neighbours:
             return PreparedChunk(isolated, (digest_tokens(chunk),))
@@ -202,10 +202,6 @@ class WithNeighbours(Prepare):
     ) -> tuple[StoreEntry, ...]:
         """Return the features of `by_products`, given a chunk's KV after its neighbours and alone; by default none."""
         return ()
-
-    def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
-        """Return the first neighbours, as many as fit the model's context before the chunk."""
-        return fitting(ctx, chunk, self.neighbours(ctx.corpus, chunk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +215,9 @@ class Similar(WithNeighbours):
         """Includes the number of neighbours."""
         return f"similar-{self.count}"
 
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return similar chunks."""
-        return corpus.similar(chunk, self.count)
+        return fitting(ctx, chunk, ctx.corpus.similar(chunk, self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +231,9 @@ class Previous(WithNeighbours):
         """Includes the number of neighbours."""
         return f"following-{self.count}"
 
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the previous chunks, in reading order."""
-        return corpus.previous(chunk, self.count)
+        return fitting(ctx, chunk, ctx.corpus.previous(chunk, self.count))
 
 
 def fitting(ctx: PrepareContext, chunk: Ids, ranked: Sequence[Ids], beside: Sequence[Ids] = ()) -> list[Ids]:

@@ -146,10 +146,6 @@ class LayerVotes:
         """Whether weights are computed as if the layers had no window."""
         return self.lifted_window is not None
 
-    def every_layer(self, geometry: Geometry) -> bool:
-        """Return whether all layers of the model count as they attend."""
-        return len(self.layers) == geometry.layers and not self.lift_windows
-
 
 def voting_layers(
     geometry: Geometry, first: int, last: int, chosen: Collection[int] | None = None

@@ -56,7 +56,8 @@ class Importance(FeatureExtractor):
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, as that of isolated KV."""
         end = min(len(prefix) + 2 * chunk_tokens, adapter.geometry.context_tokens)
-        every = voting_layers(adapter.geometry, len(prefix), end - 1).every_layer(adapter.geometry)
+        votes = voting_layers(adapter.geometry, len(prefix), end - 1)
+        every = len(votes.layers) == adapter.geometry.layers and not votes.lift_windows
         # Until layers were left out, entries named `importance` were the peak over all layers, whatever they see.
         kind = "importance" if every else "importance-whole"
         return replace(isolated_provenance(adapter, prefix, chunk_tokens), kind=kind)

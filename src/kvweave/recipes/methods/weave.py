@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
+from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import (
@@ -73,27 +73,19 @@ class SimilarAndPrevious(WithNeighbours):
         previous, _ = Previous(self.previous).provenances(adapter, prefix, chunk_tokens)
         return own, previous, isolated
 
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """Return similar chunks, then the previous ones, which do not count as similar too."""
-        similar, previous = self._both(corpus, chunk)
-        return [*similar, *previous]
-
-    def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
-        """Return the previous chunks if they fit, behind as many similar ones as fit beside them."""
-        similar, previous = self._both(ctx.corpus, chunk)
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
+        """Return the previous chunks if they fit, behind as many similar ones, which are others, as fit beside them."""
+        previous = ctx.corpus.previous(chunk, self.previous)
+        similar = ctx.corpus.similar(chunk, self.similar + len(previous))
+        others = [ids for ids in similar if ids not in previous][: self.similar]
         before = fitting(ctx, chunk, previous[::-1])[::-1]
-        return [*fitting(ctx, chunk, similar, before), *before]
+        return [*fitting(ctx, chunk, others, before), *before]
 
     def features_of(
         self, ctx: PrepareContext, prepared: PreparedChunk, isolated: ChunkKV
     ) -> tuple[StoreEntry, ...]:
         """Return the feature that `ContextSensitivity` would extract in a pass of its own."""
         return (ContextSensitivity(self).measured(ctx, prepared, isolated),)
-
-    def _both(self, corpus: Corpus, chunk: Ids) -> tuple[list[Ids], Sequence[Ids]]:
-        previous = corpus.previous(chunk, self.previous)
-        similar = corpus.similar(chunk, self.similar + len(previous))
-        return [ids for ids in similar if ids not in previous][: self.similar], previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +114,7 @@ class ContextSensitivity(FeatureExtractor):
         For chunks whose preparation does not measure it on the way.
         """
         for chunk in chunks:
-            neighbours = self.neighbours.fitting_neighbours(ctx, chunk)
+            neighbours = self.neighbours.neighbours(ctx, chunk)
             if neighbours:
                 yield self.measured(ctx, encode_after(ctx, neighbours, chunk), isolated_kv(ctx, chunk))
 
