@@ -57,9 +57,6 @@ class Adapter:
     runs at a time; threads may share the object. Raises UnsupportedModel if the model's KV cannot be represented.
 
     Attributes:
-        model: the model, which attends by kvweave's attention function.
-        geometry: its shape.
-        rotation: how it rotates keys and queries.
         batcher: packs the passes of concurrent threads; None runs one at a time.
         critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
         spans: the stored KV that concurrent requests share; None gives each its own copy.

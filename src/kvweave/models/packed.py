@@ -105,8 +105,9 @@ class _PackedPlan:
             if captured is not None and capture is not None:
                 assert isinstance(capture.recorder, GivenKeys)
                 capture.recorder.keys = captured[:, :, own]
+            query, keys, values = (each[:, :, own] for each in (call.query, call.keys, call.values))
             try:
-                done = self._attend_alone(request, _rows_of(call, own))
+                done = self._attend_alone(request, replace(call, query=query, keys=keys, values=values))
             except StopForward as stop:
                 self.errors[number] = stop.with_traceback(None)  # its frames would hold this plan: a cycle
                 continue
@@ -151,12 +152,6 @@ class _PackedPlan:
             count = part.stop - part.start
             out[:, :, part] = done[:, :, start : start + count]
             start += count
-
-
-def _rows_of(call: AttentionCall, own: slice) -> AttentionCall:
-    """Return the call for some of its rows, with their new keys and values."""
-    query, keys, values = (each[:, :, own] for each in (call.query, call.keys, call.values))
-    return replace(call, query=query, keys=keys, values=values)
 
 
 class _PassThroughCache(Cache):

@@ -103,16 +103,11 @@ def transfer_lowest(
     return torch.full((len(target),), otherwise).scatter_reduce_(0, token, by_character[character], "amin")
 
 
-def _bounds(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
-    start, end = torch.tensor(offsets, dtype=torch.long).reshape(-1, 2).unbind(-1)
-    start = start.clamp(max=characters - 1)
-    return start, torch.maximum(end, start + 1)  # a token without characters counts with the next one
-
-
 def _characters_of(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
     """Return every (token, character) pair, token by token: the tokens, and the characters."""
-    start, end = _bounds(offsets, characters)
-    lengths = end - start
+    start, end = torch.tensor(offsets, dtype=torch.long).reshape(-1, 2).unbind(-1)
+    start = start.clamp(max=characters - 1)
+    lengths = torch.maximum(end, start + 1) - start  # a token without characters counts with the next one
     token = torch.arange(len(lengths)).repeat_interleave(lengths)
     first = lengths.cumsum(0) - lengths
     return token, start[token] + torch.arange(len(token)) - first[token]

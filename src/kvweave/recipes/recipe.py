@@ -148,7 +148,8 @@ def run(
                 logits = recipe.recompute.run(state, rows, hooks, capture=bool(new.spans))
                 return _result(recipe, state, selected, logits, new, clock)
             except DamagedEntry as error:
-                _verify_each(matched)
+                # Damage rarely comes alone: with all of it dropped, the next attempt is the last.
+                _verify(matched, DamagedEntry)
                 _LOG.warning("retrying without an entry that cannot be used: %s", error)
 
 
@@ -169,18 +170,12 @@ def store_entries(entries: Sequence[StoreEntry], store: KVStore, model: ModelFin
         return 0
 
 
-def _verify(matched: Sequence[Matched]) -> None:
-    """Check all KV that was found; raise DamagedEntry at the first damaged entry, which drops it from the store."""
+def _verify(matched: Sequence[Matched], *ignored: type[Exception]) -> None:
+    """Check all KV that was found, which drops damaged entries from the store; raise DamagedEntry at the first, unless ignored."""
     for found in matched:
         if found.kv is not None:
-            verify_content(found.kv)
-
-
-def _verify_each(matched: Sequence[Matched]) -> None:
-    """Drop all damaged entries among those found: damage rarely comes alone, and the next attempt is then the last."""
-    for found in matched:
-        with suppress(DamagedEntry):
-            _verify([found])
+            with suppress(*ignored):
+                verify_content(found.kv)
 
 
 @dataclass(slots=True)

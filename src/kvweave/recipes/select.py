@@ -150,19 +150,14 @@ class LayerVotes:
 def voting_layers(
     geometry: Geometry, first: int, last: int, chosen: Collection[int] | None = None
 ) -> LayerVotes:
-    """Return the layers that count when rows up to position `last` attend to keys from position `first` on.
+    """Return the layers that count when rows up to position `last` attend to keys from position `first` on, as windows count.
 
     Those that see all of these keys from all rows count. If there are none, those with the widest window count, and it is
     lifted: their queries are multiplied with all keys. `PrefillState.cache_within_window` moves far keys into the
     window for that, since the layer was never trained on larger distances.
 
-    Args:
-        geometry: of the model.
-        first: the smallest position of a key, in the positions that windows count.
-        last: the largest position of a row.
-        chosen: the layers that a method looks at, negative ones from the last; None for all. Those of them that do not count
-            by the rule are left out. If that leaves none, each is replaced by the nearest layer that counts, the earlier of
-            two.
+    `chosen` are the layers that a method looks at, negative ones from the last; None for all. Those of them that do not count by
+    the rule are left out. If that leaves none, each is replaced by the nearest layer that counts, the earlier of two.
     """
     windows = geometry.windows or (None,) * geometry.layers
     # As `ops.attention.visible_keys` counts.

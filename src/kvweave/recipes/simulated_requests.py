@@ -32,20 +32,15 @@ from kvweave.types import ChunkFeature, KVProvenance, Span, TokenizedPrompt
 class SimulatedRequests(FeatureExtractor):
     """How much each token of a chunk attends to one earlier chunk, on average over simulated requests.
 
-    A simulated request is an ordinary prefill of the system prefix and some of the chunks that are prepared together, as many
-    as fit the model's context. In each round every chunk takes part in one request. The order of the chunks is shuffled;
-    in every second round it is the previous one reversed, so that the first chunk then comes after others. If
+    A simulated request is an ordinary prefill of the system prefix and at most `max_chunks` of the chunks that are prepared
+    together, as many as fit the model's context. In each of the `rounds` every chunk takes part in one request. The order of the
+    chunks is shuffled; in every second round it is the previous one reversed, so that the first chunk then comes after others. If
     there are fewer than `max_chunks`, other chunks of the corpus join, the most similar first, without getting features or KV.
     A chunk that never came after another one, such as the only one of a corpus, gets no feature.
 
-    With `max_versions` the KV of every chunk after others is kept too, with a feature of its attention. The provenance kind
-    says so, because simulations that kept no KV have to be repeated then. The feature is also stored under the kind
-    without versions.
-
-    Attributes:
-        rounds: how often each chunk takes part in a request.
-        max_chunks: the most chunks of a request.
-        max_versions: how many versions of a chunk's KV to keep; None keeps none.
+    With `max_versions` so many versions of every chunk's KV after others are kept too, each with a feature of its attention. The
+    provenance kind says so, because simulations that kept no KV have to be repeated then. The feature is also stored under the
+    kind without versions.
     """
 
     rounds: int = 3
