@@ -63,8 +63,8 @@ class SimulatedRequests(FeatureExtractor):
         wanted = dict.fromkeys(sorted((ids for ids in chunks if ids), key=digest_tokens))
         for request in self._requests(ctx, [*wanted, *self._others(ctx, wanted)]):
             about = [number for number, ids in enumerate(request, 1) if number > 1 and ids in wanted]
-            for number, shares, digests, entries in _simulate(ctx, request, about, self.max_versions):
-                inter.setdefault(request[number - 1], []).append(shares)
+            for number, share, digests, entries in _simulate(ctx, request, about, self.max_versions):
+                inter.setdefault(request[number - 1], []).append(share)
                 sources.setdefault(request[number - 1], {}).update(dict.fromkeys(digests))
                 yield from entries
         extractors = dict.fromkeys((replace(self, max_versions=None), self))
