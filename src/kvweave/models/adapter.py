@@ -449,7 +449,7 @@ class Adapter:
             began = time.perf_counter() - kv_cache.place_s
             stack.enter_context(kv_cache.writing(rows.plan.rows))
             if rows.plan.around is not None:
-                stack.enter_context(rows.plan.around(model))
+                stack.enter_context(rows.plan.around(model, rows.plan))
             if low is not None:
                 _enter_low_priority(stack, low)  # counts whole layers
             else:

@@ -49,14 +49,14 @@ class AttentionPlan(Protocol):
 class RowPlan:
     """Plain causal attention of the prompt positions that a pass computes, `rows` (T,), ascending.
 
-    `hooks` see every layer of the pass; add them before it runs. `around` makes a context of the model in which the pass
+    `hooks` see every layer of the pass; add them before it runs. `around` makes a context of the model and the plan in which the pass
     runs, whole and with no other rows.
     """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self.rows = rows
         self.hooks: list[AttentionHook] = []
-        self.around: Callable[[PreTrainedModel], AbstractContextManager[None]] | None = None
+        self.around: Callable[[PreTrainedModel, RowPlan], AbstractContextManager[None]] | None = None
         self.layers_seen: set[int] = set()
         self._dtype = dtype
         self._attention: RowAttention | None = None

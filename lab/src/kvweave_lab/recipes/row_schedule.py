@@ -32,13 +32,13 @@ def scheduled(plan: RowPlan, kv_cache: FusedCache, schedule: RowSchedule) -> Row
 
     Other calls of the model are not affected. The pass raises InvalidRequest for rows that the schedule may not choose.
     """
-    plan.around = partial(_dropping, kv_cache, plan, schedule)
+    plan.around = partial(_dropping, kv_cache, schedule)  # the plan in it would be a cycle
     return plan
 
 
 @contextmanager
 def _dropping(
-    kv_cache: FusedCache, plan: RowPlan, schedule: RowSchedule, model: PreTrainedModel
+    kv_cache: FusedCache, schedule: RowSchedule, model: PreTrainedModel, plan: RowPlan
 ) -> Iterator[None]:
     with ExitStack() as hooks:
         dropper = _RowDropper(kv_cache, plan, schedule)
