@@ -328,7 +328,7 @@ def _expanded(
 
 def _show_conversions() -> None:
     """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set."""
-    from kvweave.models.gguf.reporting import report_to
+    from kvweave.models.gguf.conversions import report_to
 
     bar: list[Callable[[str, int, int], None]] = []
 

@@ -122,7 +122,7 @@ class PromptOffloader:
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Copy the last rows' queries, and note the layer's own window."""
-        self._current = queries.layer, queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.window
+        self._current = queries.layer, queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.settings.window
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Cluster and write a layer (G, N, D) that this pass attended to."""
@@ -166,7 +166,7 @@ class TurnAppender:
         self._adapter.check_append(self._cache, positions.numel())
 
     def on_layer(self, queries: LayerQueries) -> None:
-        self._current = queries.layer, queries.window
+        self._current = queries.layer, queries.settings.window
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Append a layer's rows (G, N, D) if this pass attended to it."""

@@ -117,8 +117,9 @@ class OffloadedLayer(CacheLayerMixin):
         return -1
 
     def _start_attention(self, call: AttentionCall) -> PartialAttention:
-        self._set_sliding_window(call.window)
-        return PartialAttention(call.query, call.keys.shape[1], scaling=call.scaling, softcap=call.softcap)
+        self._set_sliding_window(call.settings.window)
+        scaling, softcap = call.settings.scaling, call.settings.softcap
+        return PartialAttention(call.query, call.keys.shape[1], scaling=scaling, softcap=softcap)
 
     def _attend_stored(self, attention: PartialAttention, rows: Tensor, own: int) -> int:
         """Attend from rows (T,) to all that is stored; return the entries that the last row attends to.

@@ -69,12 +69,9 @@ def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe:
 
 @dataclass(frozen=True, slots=True)
 class PreparationStep:
-    """One kind of entry that a recipe prepares of every chunk: KV, or the feature of an extractor.
+    """One kind of entry that a recipe prepares of every chunk: KV, by `prepare`, or the feature of an `extractor`.
 
-    Attributes:
-        storage: how KV is stored that is computed on the way.
-        prepare: computes the KV; None for a feature.
-        extractor: extracts the feature; None for KV.
+    `storage` says how KV is stored that is computed on the way.
     """
 
     storage: Storage

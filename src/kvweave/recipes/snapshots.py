@@ -36,16 +36,7 @@ STATE: Final = "state"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """A prefilled prompt.
-
-    Attributes:
-        adapter: the model.
-        logits: (1, vocab), of the last prompt position.
-        plan: what was computed and what was reused, span by span.
-        timing: seconds per step.
-        state: the model's state after the prompt, owned by the caller.
-        new_entries: the states that the store does not hold yet.
-    """
+    """A prefilled prompt, as `PrefillResult`; `state` is the model's state after it, owned by the caller."""
 
     adapter: SnapshotAdapter
     logits: Tensor
