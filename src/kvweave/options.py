@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain
 from typing import Final, TypedDict
 
 from kvweave.config import (
     DEFAULT_NEW_TOKENS,
     DEFAULT_THINKING_TOKENS,
     GenerationConfig,
-    generation_bounds,
+    check_bounds,
 )
 from kvweave.errors import InvalidRequest
 from kvweave.results import AnswerCacheUse
@@ -34,18 +33,14 @@ class Sampling(GenerationConfig):
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise InvalidRequest, naming the value, if a request cannot be decoded so."""
+    check_bounds(sampling)
     count, stops = sampling.logprobs, sampling.stop
-    bounds = (
-        (
-            count is None or 0 <= count <= MAX_LOGPROBS,
-            f"logprobs is {count}; it must be between 0 and {MAX_LOGPROBS}",
-        ),
-        (len(stops) <= MAX_STOPS, f"{len(stops)} stop texts are given; at most {MAX_STOPS} are possible"),
-        (all(stops), "a stop text is empty; leave it out"),
-    )
-    for holds, message in chain(generation_bounds(sampling), bounds):
-        if not holds:
-            raise InvalidRequest(message)
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs is {count}; it must be between 0 and {MAX_LOGPROBS}")
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"{len(stops)} stop texts are given; at most {MAX_STOPS} are possible")
+    if not all(stops):
+        raise InvalidRequest("a stop text is empty; leave it out")
 
 
 class AskKeywords(TypedDict, total=False):

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.config import read_config
+from kvweave.config import ServerConfig, read_config
 from kvweave.errors import InvalidRequest
 from kvweave.server.bases.uploads import clean_name
 from kvweave.server.process.lifecycle import check_binding
 from kvweave.server.serving.tenants import Tenants, read_tenants
-from kvweave.server_config import ServerConfig
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 

@@ -50,10 +50,10 @@ def mcp(
     The tools use a running server of the same home if there is one. Standard output carries only the protocol.
     """
     require("mcp", "the MCP server", "mcp")
+    from kvweave.config import split
     from kvweave.server.mcp.sources import HomeSource
     from kvweave.server.mcp.tools import mcp_server
     from kvweave.server.mcp.transports import prints_to_stderr, serve_http, serve_stdio
-    from kvweave.server_config import split
 
     def open_kb(kb: str) -> "KnowledgeBase":
         opt.quiet_libraries()

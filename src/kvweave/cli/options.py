@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from kvweave.config import environment_variable, setting_names
+from kvweave.config import all_settings, environment_variable
 
 if TYPE_CHECKING:
     from kvweave.config import Config
@@ -230,7 +230,7 @@ class SharedOptions:
 
     def _settings(self) -> dict[str, Any]:
         """Return the options that are settings for the knowledge base rather than for one question."""
-        names = {each.name for each in dataclasses.fields(self)} & (setting_names() - {"top_k"})
+        names = {each.name for each in dataclasses.fields(self)} & (all_settings().keys() - {"top_k"})
         settings = {name: getattr(self, name) for name in names}
         if self.resident_bytes is not None:
             settings["resident_bytes"] = size_bytes(self.resident_bytes)

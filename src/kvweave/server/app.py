@@ -9,6 +9,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
+from kvweave.config import split
 from kvweave.server import errors, operations
 from kvweave.server.bases import conversations, uploads
 from kvweave.server.bases import routes as knowledge_bases
@@ -23,7 +24,6 @@ from kvweave.server.middleware import (
 from kvweave.server.openai import chat, completions, embeddings, responses
 from kvweave.server.openai.replies import CACHE_HEADER
 from kvweave.server.services import Services
-from kvweave.server_config import split
 from kvweave.version import __version__
 
 ROUTERS: Final = tuple(

@@ -16,11 +16,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvweave.config import LOOPBACK, ServerConfig, split
 from kvweave.errors import Unauthorized
 from kvweave.server.errors import RETRY_S, ApiError, api_error
 from kvweave.server.json_logs import REQUEST_ID
 from kvweave.server.services import Services
-from kvweave.server_config import LOOPBACK, ServerConfig, split
 
 # OpenAI's API of one knowledge base: /kb/NAME/v1/… is /v1/… with `kb` set to NAME where a request leaves it out
 

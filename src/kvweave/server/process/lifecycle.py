@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 
-from kvweave.config import Config
+from kvweave.config import LOOPBACK, Config, ServerConfig, split
 from kvweave.errors import InvalidRequest
 from kvweave.machine import return_freed_memory
 from kvweave.server.json_logs import log_json
 from kvweave.server.process.connections import connections_possible, limited
 from kvweave.server.process.discovery import record, sole_server
 from kvweave.server.serving.tenants import Tenants, tenants_of
-from kvweave.server_config import LOOPBACK, ServerConfig, split
 
 if TYPE_CHECKING:
     from kvweave.server.services import Services
