@@ -52,7 +52,7 @@ def progress_bar(quiet: bool) -> Iterator["Report"]:
         yield report
 
 
-class ModelProgress:
+class _ConversionProgress:
     """A progress bar for the conversion of a model, shown from the first report to the last.
 
     It is for commands that show no other bar. Most calls of these commands convert nothing.
@@ -70,6 +70,9 @@ class ModelProgress:
         if done >= total:
             self._shown.close()
             self._report = None
+
+
+show_conversion = _ConversionProgress()
 
 
 def amount(size_bytes: float) -> str:
