@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,31 +20,19 @@ DONE: Final = b"data: [DONE]\n\n"
 _T = TypeVar("_T")
 
 
-class Encoder(Protocol):
-    """Turns the events of a request into the bytes of a stream."""
+class Encoder(ABC):
+    """Turns the events of a request into the bytes of a stream. An error becomes the event `error`."""
 
+    @abstractmethod
     def event(self, event: Any) -> Iterator[bytes]:
         """Yield the bytes of one event."""
-        ...
 
     def end(self) -> Iterator[bytes]:
         """Yield the bytes after the last event."""
-        ...
-
-    def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the bytes that end a stream after an error."""
-        ...
-
-
-class NamedEvents:
-    """The end of an encoder for kvweave's own routes: an error becomes the event `error`."""
-
-    def end(self) -> Iterator[bytes]:
-        """Yield nothing after the last event."""
         yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the event `error`."""
+        """Yield the bytes that end a stream after an error."""
         yield error_event(error, "error")
 
 

@@ -160,13 +160,12 @@ def cache_use(request: Request) -> AnswerCacheUse:
     return "refresh" if "no-cache" in asked else "use"
 
 
-def check_model(request: Request, model: str | None) -> None:
-    """Raise ApiError (404) if a request names a model that is not served."""
-    name = services(request).model_name
-    if model not in (None, "", name, "kvweave", "default"):
+def check_model(asked: str | None, served: str, uses: str = "has") -> None:
+    """Raise ApiError (404) if a request asks for a model that is not served."""
+    if asked not in (None, "", served, "kvweave", "default"):
         raise ApiError(
             404,
-            f"The model `{model}` does not exist; this server has `{name}`",
+            f"The model `{asked}` does not exist; this server {uses} `{served}`",
             code="model_not_found",
             param="model",
         )

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from kvweave.facts import facts
-from kvweave.server.events import NamedEvents, collect, sse, stream
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai.fields import Fields, NonEmpty
 from kvweave.server.running import Emit, RunningRequest
 from kvweave.server.services import services, tenant
@@ -60,7 +60,7 @@ async def delete(request: Request, name: str, conversation: str) -> dict[str, An
     return {"name": conversation, "deleted": True}
 
 
-class TurnStream(NamedEvents):
+class TurnStream(Encoder):
     """Encodes a turn as the events `piece`, `done` and `error`."""
 
     def __init__(self) -> None:

@@ -15,13 +15,13 @@ from kvweave.index.documents import ListedDocument
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
+from kvweave.server.bases.uploads import UPLOADS_FOLDER, shown
 from kvweave.server.errors import ApiError
-from kvweave.server.events import NamedEvents, sse
+from kvweave.server.events import Encoder, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
 from kvweave.server.services import ChoiceEvent, cache_use, services, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
-from kvweave.server.sources import UPLOADS_FOLDER, shown
 from kvweave.types import Message
 
 router = APIRouter(prefix="/v1/kb")
@@ -208,7 +208,7 @@ def _token(token: ExplainedToken) -> dict[str, Any]:
     return {key: value for key, value in facts(token).items() if value is not None}
 
 
-class AskStream(NamedEvents):
+class AskStream(Encoder):
     """Encodes an answer as the events `progress`, `piece`, `done` and `error`.
 
     With `explain`, `done` includes every token of the prompt.

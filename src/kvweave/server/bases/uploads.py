@@ -18,20 +18,22 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
 from kvweave.cancellation import cancellable, check_cancelled
+from kvweave.documents.file_types import MAILS, content_suffix
 from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.facts import facts
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.server.errors import ApiError
-from kvweave.server.events import NamedEvents, collect, sse, stream
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.running import Emit
 from kvweave.server.services import services, tenant
-from kvweave.server.sources import UPLOADS_FOLDER, shown
 
 router = APIRouter(prefix="/v1/kb")
 
 MOST_FILES = 1000
+UPLOADS_FOLDER: Final = "uploads"
+"""The folder in a tenant's home that holds the uploaded files of each knowledge base."""
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -64,6 +66,16 @@ class Upload(NamedTuple):
 
     name: str
     file: BinaryIO
+
+
+def shown(source: str) -> str:
+    """Return the source as clients see it: of an uploaded file, only its name."""
+    path = Path(source)
+    outer = path
+    for parent in path.parents:  # an attachment inside a mail
+        if content_suffix(parent.name) in MAILS:
+            outer = parent
+    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source
 
 
 def clean_name(given: str) -> str:
@@ -221,7 +233,7 @@ def _files(form: FormData) -> list[Upload]:
     return found
 
 
-class UploadStream(NamedEvents):
+class UploadStream(Encoder):
     """Encodes an upload as the events `progress`, `done` and `error`."""
 
     def event(self, event: Any) -> Iterator[bytes]:
