@@ -127,7 +127,7 @@ class Components:
         model = self._config.retrieval.reranker
         if model is None:
             return None
-        from kvweave.reranking import Reranker
+        from kvweave.embedding import Reranker
 
         return Reranker(model).scores
 

@@ -62,7 +62,7 @@ class ResidentModels:
         """Scores texts for a question, if the settings name a model that does; it loads with the first question."""
         if self.config.retrieval.reranker is None:
             return None
-        from kvweave.reranking import Reranker
+        from kvweave.embedding import Reranker
 
         return Reranker(self.config.retrieval.reranker).scores
 
