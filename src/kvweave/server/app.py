@@ -15,10 +15,9 @@ from kvweave.server.bases import conversations, uploads
 from kvweave.server.bases import routes as knowledge_bases
 from kvweave.server.middleware import (
     ID_HEADER,
-    Access,
+    Admission,
     BodyLimits,
     KnowledgeBasePaths,
-    Readiness,
     RequestLog,
 )
 from kvweave.server.openai import chat, completions, embeddings, responses
@@ -53,8 +52,7 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     # A request passes through the middleware from the last one added to the first.
     app.add_middleware(BodyLimits, server=services.config.server, is_upload=_is_upload)
-    app.add_middleware(Readiness, services=services)
-    app.add_middleware(Access, services=services)
+    app.add_middleware(Admission, services=services)
     if origins := split(services.config.server.cors_origins):
         app.add_middleware(
             CORSMiddleware,

@@ -21,6 +21,7 @@ from kvweave.errors import Unauthorized
 from kvweave.server.errors import RETRY_S, ApiError, api_error
 from kvweave.server.json_logs import REQUEST_ID
 from kvweave.server.services import Services
+from kvweave.server.serving.serving import Tenant
 
 # OpenAI's API of one knowledge base: /kb/NAME/v1/… is /v1/… with `kb` set to NAME where a request leaves it out
 
@@ -98,17 +99,22 @@ class RequestLog:
         _LOG.info("request", extra={"fields": fields})
 
 
-# Access: keys and tenants, the origins of web pages, and the host names that browsers may use
+# Admission: keys and tenants, the origins of web pages, the host names that browsers may use, and whether the model is loaded
 
+STATIC: Final = "/static/"
 OPEN: Final = ("/", "/health", "/favicon.ico")
 """Paths that need no key, beside the page's files. They show nothing of a knowledge base."""
-STATIC: Final = "/static/"
 OPERATOR: Final = ("/metrics", "/v1/settings")
 """Paths that show data of all tenants."""
+WITHOUT_MODEL: Final = (*OPEN, *OPERATOR, "/openapi.json")
+"""Paths that need no model, beside the page's files."""
 
 
-class Access:
-    """ASGI middleware: finds the tenant of a request, or refuses it, before its body is read."""
+class Admission:
+    """ASGI middleware: finds the tenant of a request, or refuses it, before its body is read.
+
+    Before the model is loaded, and while the server shuts down, it answers 503 to requests that need the model.
+    """
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -118,27 +124,33 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its tenant in the state, or refuse it."""
         if scope["type"] == "http":
+            path, headers = scope["path"], Headers(scope=scope)
             try:
-                self._check(scope, Headers(scope=scope))
+                self._check_page(scope["method"], headers)
+                if not (path in OPEN or path.startswith(STATIC)):
+                    scope["state"]["tenant"] = self._tenant(path, _key(headers))
+                if not (path in WITHOUT_MODEL or path.startswith(STATIC)):
+                    self._check_ready()
             except ApiError as error:
                 await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
-        self._check_page(scope["method"], headers)
-        path = scope["path"]
-        if path in OPEN or path.startswith(STATIC):
-            return
-        key = _key(headers)
+    def _tenant(self, path: str, key: str | None) -> Tenant:
         try:
-            scope["state"]["tenant"] = found = self._services.serving.tenant(key)
+            found = self._services.serving.tenant(key)
         except Unauthorized:
             raise unauthorized(key) from None
         if path in OPERATOR and self._services.keyed and found.name is not None:
             raise ApiError(
                 403, f"{path} shows data of all tenants; send a key of --api-key", code="forbidden"
             )
+        return found
+
+    def _check_ready(self) -> None:
+        if self._services.draining or not self._services.serving.ready:
+            reason = "the server is ending" if self._services.draining else "the model is being loaded"
+            raise ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
 
     def _check_page(self, method: str, headers: Headers) -> None:
         """Refuse requests that a web page of another origin sends through a user's browser."""
@@ -178,36 +190,6 @@ def _key(headers: Headers) -> str | None:
 
 def _name(host: str) -> str:
     return host if host.endswith("]") else host.rpartition(":")[0] or host
-
-
-# Readiness: before the model is loaded, and while the server shuts down
-
-_WITHOUT_MODEL: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
-"""Paths that need no model, beside the page's files."""
-
-
-class Readiness:
-    """ASGI middleware: answers 503 before the model is loaded, and while the server shuts down."""
-
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app, self._services = app, services
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = None if scope["type"] != "http" or _needs_no_model(scope["path"]) else self._reason()
-        if reason is None:
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
-        await error.response()(scope, receive, send)
-
-    def _reason(self) -> str | None:
-        if self._services.draining:
-            return "the server is ending"
-        return None if self._services.serving.ready else "the model is being loaded"
-
-
-def _needs_no_model(path: str) -> bool:
-    return path in _WITHOUT_MODEL or path.startswith(STATIC)
 
 
 # Limits of a request's body: its size and its speed

@@ -1,7 +1,6 @@
 """Runs the server in its process: opens the port, loads the model, answers, and shuts down without losing a request."""
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -189,10 +188,12 @@ class Gate:
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await _answer_loading(scope["path"], send)
+            await _loading(scope["path"])(scope, receive, send)
 
 
-async def _answer_loading(path: str, send: ASGISendCallable) -> None:
+def _loading(path: str) -> ASGI3Application:
+    from starlette.responses import JSONResponse  # where it is needed: the port opens sooner
+
     error = {
         "message": "the model is being loaded",
         "type": "server_error",
@@ -200,16 +201,8 @@ async def _answer_loading(path: str, send: ASGISendCallable) -> None:
         "code": "not_ready",
     }
     body: dict[str, Any] = {"status": "loading"} if path == "/health" else {"error": error}
-    data = json.dumps(body).encode()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(data)),
-        "retry-after": str(RETRY_AFTER_S),
-        "connection": "close",
-    }
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 503, "headers": encoded, "trailers": False})
-    await send({"type": "http.response.body", "body": data, "more_body": False})
+    headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+    return JSONResponse(body, 503, headers)  # type: ignore[return-value]
 
 
 def tell_systemd(state: str) -> None:
