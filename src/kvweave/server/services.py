@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Event, Lock
 from time import perf_counter, time
 from typing import Any, Final, Literal, Self
@@ -10,6 +11,7 @@ from typing import Any, Final, Literal, Self
 from starlette.requests import Request
 
 from kvweave.config import Config
+from kvweave.documents.file_types import MAILS, content_suffix
 from kvweave.results import AnswerCacheUse, Piece, Prefill
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
@@ -19,6 +21,8 @@ from kvweave.server.serving.serving import Serving, Tenant
 
 UPLOADS: Final = 2
 """Number of uploads indexed at once. Each uses all cores."""
+UPLOADS_FOLDER: Final = "uploads"
+"""The folder in a tenant's home that holds the uploaded files of each knowledge base."""
 CHOICES_AT_ONCE: Final = 4
 """Number of answers of one request (`n`) generated at once."""
 _PAST_QUESTIONS: Final = 500
@@ -150,6 +154,16 @@ def tenant(request: Request) -> Tenant:
     """Return the tenant of a request."""
     found: Tenant = request.state.tenant
     return found
+
+
+def shown(source: str) -> str:
+    """Return the source as clients see it: of an uploaded file, only its name."""
+    path = Path(source)
+    outer = path
+    for parent in path.parents:  # an attachment inside a mail
+        if content_suffix(parent.name) in MAILS:
+            outer = parent
+    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source
 
 
 def cache_use(request: Request) -> AnswerCacheUse:

@@ -1,8 +1,8 @@
 """/v1/kb: knowledge bases, their documents, their caches, and questions to them."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -15,16 +15,17 @@ from kvweave.index.documents import ListedDocument
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
-from kvweave.server.bases.uploads import UPLOADS_FOLDER, shown
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
-from kvweave.server.services import ChoiceEvent, cache_use, services, start, tenant
+from kvweave.server.services import UPLOADS_FOLDER, ChoiceEvent, cache_use, services, shown, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
 
 router = APIRouter(prefix="/v1/kb")
+SourceName = Annotated[str, Query(min_length=1)]
+_T = TypeVar("_T")
 
 _MOST_PREDICTED: Final = 100
 
@@ -102,91 +103,83 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 async def describe(request: Request, name: str) -> dict[str, Any]:
     """Return a knowledge base's documents, the progress of its preparation, and the recipe that `auto` selects."""
 
-    def described() -> dict[str, Any]:
-        with tenant(request).bases.using(name) as base:
-            preparation = facts(base.preparation.status())
-            preparation["by_server"] = base.config.server.idle_work and base.has_recorded_model
-            documents = [_listed(each) for each in base.documents()]
-            found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
-            return {"name": name, **found}
+    def described(base: KnowledgeBase) -> dict[str, Any]:
+        preparation = facts(base.preparation.status())
+        preparation["by_server"] = base.config.server.idle_work and base.has_recorded_model
+        documents = [_listed(each) for each in base.documents()]
+        found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
+        return {"name": name, **found}
 
-    return await run_in_threadpool(described)
+    return await _with_base(request, name, described)
 
 
 @router.delete("/{name}/documents")
-async def remove_document(
-    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
-) -> dict[str, Any]:
+async def remove_document(request: Request, name: str, source: SourceName) -> dict[str, Any]:
     """Remove a document with its chunks, KV and answers."""
-
-    def remove() -> list[str]:
-        with tenant(request).bases.using(name) as base:
-            return uploads.remove(base, source)
-
-    return {"removed": await run_in_threadpool(remove)}
+    return {"removed": await _with_base(request, name, lambda base: uploads.remove(base, source))}
 
 
 @router.get("/{name}/documents")
-async def document(
-    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
-) -> dict[str, Any]:
+async def document(request: Request, name: str, source: SourceName) -> dict[str, Any]:
     """Return a document's text. The offsets of an answer's sources count its characters."""
 
-    def read() -> dict[str, Any]:
-        with tenant(request).bases.using(name) as base:
-            for each in base.documents():
-                if source in (each.source, shown(each.source)):
-                    text = base.document_text(each.source)
-                    return {"source": shown(each.source), "title": each.title, "text": text}
+    def read(base: KnowledgeBase) -> dict[str, Any]:
+        for each in base.documents():
+            if source in (each.source, shown(each.source)):
+                text = base.document_text(each.source)
+                return {"source": shown(each.source), "title": each.title, "text": text}
         raise PathNotFound(f"knowledge base {name!r} has no document {source!r}")
 
-    return await run_in_threadpool(read)
+    return await _with_base(request, name, read)
 
 
 @router.post("/{name}/ask", response_class=JSONResponse)
 async def ask(request: Request, name: str, fields: QuestionFields) -> Response:
     """Answer a question from the documents."""
-    parts = services(request)
-    wanted = fields.request(name, parts.config.generation, cache_use(request))
-    explain = bool(fields.explain)
-    encoder = AskStream(explain) if fields.stream else None
-    running = start(request, [wanted], explain=explain)
-    return await replies.reply(
-        request, running, encoder, lambda events: _done(events, explain=explain), replies.prompt_known
-    )
+    return await _answer(request, name, fields, explain=bool(fields.explain))
 
 
 @router.post("/{name}/explain", response_class=JSONResponse)
 async def explain(request: Request, name: str, fields: QuestionFields) -> Response:
     """Answer a question, and return every token of its prompt with the origin of its KV."""
-    parts = services(request)
-    wanted = fields.request(name, parts.config.generation, cache_use(request))
-    running = start(request, [wanted], explain=True)
-    return await replies.reply(request, running, None, lambda events: _done(events, explain=True))
+    return await _answer(request, name, fields.model_copy(update={"stream": False}), explain=True)
+
+
+async def _answer(request: Request, name: str, fields: QuestionFields, *, explain: bool) -> Response:
+    wanted = fields.request(name, services(request).config.generation, cache_use(request))
+    encoder = AskStream(explain) if fields.stream else None
+
+    def body(events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        (finished,) = replies.finished(events)
+        return done(finished, explain=explain)
+
+    running = start(request, [wanted], explain=explain)
+    return await replies.reply(request, running, encoder, body, replies.prompt_known)
 
 
 @router.get("/{name}/caches")
 async def caches(request: Request, name: str) -> dict[str, Any]:
     """Return sizes by kind and tier, hit rates, and the questions that background work has predicted."""
+    stored = await _with_base(request, name, _stored)
+    recent = services(request).history.of(tenant(request).name, name)
+    return {"name": name, **stored, "recent": facts(recent)}
+
+
+async def _with_base(request: Request, name: str, work: Callable[[KnowledgeBase], _T]) -> _T:
+    """Return what `work` returns for a knowledge base; it runs in a thread."""
     of = tenant(request)
 
-    def read() -> dict[str, Any]:
+    def run() -> _T:
         with of.bases.using(name) as base:
-            return _stored(base)
+            return work(base)
 
-    recent = services(request).history.of(of.name, name)
-    return {"name": name, **await run_in_threadpool(read), "recent": facts(recent)}
+    return await run_in_threadpool(run)
 
 
 def _listed(document: ListedDocument) -> dict[str, Any]:
     described = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s", "notes")}
     same_as = shown(document.same_as) if document.same_as else ""
     return {"source": shown(document.source), **described, "same_as": same_as}
-
-
-def _done(events: Sequence[ChoiceEvent], *, explain: bool) -> dict[str, Any]:
-    (finished,) = replies.finished(events)
-    return done(finished, explain=explain)
 
 
 def done(finished: Finished, *, explain: bool = False) -> dict[str, Any]:

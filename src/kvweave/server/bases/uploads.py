@@ -6,8 +6,7 @@ see only its name.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -18,22 +17,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
 from kvweave.cancellation import cancellable, check_cancelled
-from kvweave.documents.file_types import MAILS, content_suffix
 from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.facts import facts
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
-from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
+from kvweave.results import AddReport
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.running import Emit
-from kvweave.server.services import services, tenant
+from kvweave.server.services import UPLOADS_FOLDER, services, shown, tenant
 
 router = APIRouter(prefix="/v1/kb")
 
 MOST_FILES = 1000
-UPLOADS_FOLDER: Final = "uploads"
-"""The folder in a tenant's home that holds the uploaded files of each knowledge base."""
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -68,16 +64,6 @@ class Upload(NamedTuple):
     file: BinaryIO
 
 
-def shown(source: str) -> str:
-    """Return the source as clients see it: of an uploaded file, only its name."""
-    path = Path(source)
-    outer = path
-    for parent in path.parents:  # an attachment inside a mail
-        if content_suffix(parent.name) in MAILS:
-            outer = parent
-    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source
-
-
 def clean_name(given: str) -> str:
     """Return a safe file name: without a path, leading dots or invisible characters.
 
@@ -96,8 +82,8 @@ def clean_name(given: str) -> str:
     return name
 
 
-def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> AddReport:
-    """Store files and index them; call `emit` with (stage, done, total). Files without usable text are deleted.
+def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> dict[str, Any]:
+    """Store files and index them, and return the report; call `emit` with (stage, done, total). Files without usable text are deleted.
 
     Chunk KV is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
     """
@@ -115,7 +101,7 @@ def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled:
                 progress("storing", number, len(uploads))
                 paths.append(folder / _free_name(clean_name(upload.name), paths))
                 write_atomically(paths[-1], _parts(upload.file))
-            return _shown_report(base.add(*paths, progress=progress, wait=wait))
+            return _shown_facts(base.add(*paths, progress=progress, wait=wait))
     finally:
         listed = {document.source for document in base.documents()}
         for path in paths:
@@ -141,23 +127,14 @@ def upload_folder(base: KnowledgeBase) -> Path:
     return base.folder.parent.parent / UPLOADS_FOLDER / base.name
 
 
-def _shown_report(report: AddReport) -> AddReport:
-    def names(sources: Iterable[str]) -> tuple[str, ...]:
-        return tuple(map(shown, sources))
-
-    return replace(
-        report,
-        added=names(report.added),
-        changed=names(report.changed),
-        unchanged=names(report.unchanged),
-        removed=names(report.removed),
-        skipped=tuple(SkippedFile(Path(shown(str(each.path))), each.reason) for each in report.skipped),
-        notes=tuple(DocumentNote(Path(shown(str(each.path))), each.note) for each in report.notes),
-        copies=tuple(
-            CopiedDocument(Path(shown(str(each.path))), Path(shown(str(each.same_as))))
-            for each in report.copies
-        ),
-    )
+def _shown_facts(report: AddReport) -> dict[str, Any]:
+    """Return a report as plain values, with the sources as clients see them."""
+    found: dict[str, Any] = facts(report)
+    for name in ("added", "changed", "unchanged", "removed"):
+        found[name] = [shown(source) for source in found[name]]
+    for each in (*found["skipped"], *found["notes"], *found["copies"]):
+        each.update({key: shown(each[key]) for key in ("path", "same_as") if key in each})
+    return found
 
 
 def _free_name(name: str, taken: Sequence[Path]) -> str:
@@ -208,7 +185,7 @@ async def upload(request: Request, name: str) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         return await stream(request, running, UploadStream(), parts.config.server.ping_s)
     events = await collect(request, running)
-    return JSONResponse(facts(events[-1]))
+    return JSONResponse(events[-1])
 
 
 def _files(form: FormData) -> list[Upload]:
@@ -237,8 +214,8 @@ class UploadStream(Encoder):
     """Encodes an upload as the events `progress`, `done` and `error`."""
 
     def event(self, event: Any) -> Iterator[bytes]:
-        if isinstance(event, AddReport):
-            yield sse({"report": facts(event)}, "done")
+        if isinstance(event, dict):
+            yield sse({"report": event}, "done")
         else:
             stage, done, total = event
             yield sse({"stage": stage, "done": done, "total": total}, "progress")

@@ -11,11 +11,10 @@ from fastapi.responses import JSONResponse, Response
 
 from kvweave.facts import facts
 from kvweave.results import Piece, Prefill, TokenLogprob
-from kvweave.server.bases.uploads import shown
 from kvweave.server.events import DONE, Encoder, collect, error_event, sse, stream
 from kvweave.server.openai.fields import ChoicesFields
 from kvweave.server.running import RunningRequest
-from kvweave.server.services import ChoiceEvent, cache_use, cache_used, check_model, services, start
+from kvweave.server.services import ChoiceEvent, cache_use, cache_used, check_model, services, shown, start
 from kvweave.server.serving.completions import Finished
 
 CACHE_HEADER: Final = "X-Kvweave-Cache"

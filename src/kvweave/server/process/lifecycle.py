@@ -45,8 +45,8 @@ def serve(config: Config, announce: Callable[[str], object] = print) -> None:
     check_binding(config.server)
     return_freed_memory()
     tenants = tenants_of(config.server)
-    with sole_server(config.home), _bound(config.server.host, config.server.port) as listening:
-        url = _url(listening)
+    with sole_server(config.home), bound(config.server.host, config.server.port) as listening:
+        url = url_of(listening)
         log_json()
         record(config.home, url)
         announce(f"kvweave listens on {url}")
@@ -62,20 +62,21 @@ def check_binding(server: ServerConfig) -> None:
 
 
 @contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Open the port. Raises InvalidRequest if it is taken."""
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Listen on a port, 0 for a free one. Raises InvalidRequest if that is impossible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))
             listening.listen(1024)
-        except OSError as error:
-            raise InvalidRequest(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        except (OSError, OverflowError) as error:
+            raise InvalidRequest(f"cannot listen on {host}:{port}: {error}; name another --port") from error
         yield listening
 
 
-def _url(listening: socket.socket) -> str:
+def url_of(listening: socket.socket) -> str:
+    """Return the address of a server that listens there."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
