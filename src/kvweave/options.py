@@ -63,18 +63,13 @@ class AskOptions:
     The answer cache keeps an answer with the options it was computed under. Read back, they hold what `cache_key` names, and
     the default of everything else.
 
-    Attributes:
+    Attributes (the others are described at `KnowledgeBase.stream`):
         recipe: full name of the recipe.
-        top_k: the chunks to retrieve; a small knowledge base has fewer.
-        ratio: the share of stale context tokens to recompute; None for the recipe's own.
-        coverage: instead of a ratio, the share of all scores that the recomputed tokens hold.
-        drop_chunks: whether the lowest-ranked chunks may be left out when the prompt is too long.
-        generation: how the answer is decoded.
+        ratio: None for the recipe's own.
         auxiliary: the small model that some recipes select tokens with.
         kv_budget: what decoding attends to; None for everything. The memory it takes does not matter.
         reranker: the model that orders found chunks again; None without one.
         system: the instruction that the prompt starts with.
-        cache: what to do with the answer cache.
         keep_cut: whether the cache also keeps an answer that its greatest length cut.
         auto: why `auto` stands for the recipe; empty where a recipe was named.
     """

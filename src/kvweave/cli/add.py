@@ -41,7 +41,6 @@ def add(
     """
     from kvweave.cli.output import progress_bar
 
-    opt.quiet_libraries()
     with options.make_kb() as base:
         if watch:
             _watch(paths, base, options, json, quiet)

@@ -10,7 +10,7 @@ from kvweave.cli import options as opt
 if TYPE_CHECKING:
     from kvweave.options import AskKeywords
     from kvweave.results import Answer, ExplainedToken
-    from kvweave.server.client.choice import ServerChoice
+    from kvweave.server.choice import ServerChoice
 
     Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
 
@@ -54,7 +54,7 @@ def ask(
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
-    from kvweave.server.client.choice import IN_REQUEST, choose_server
+    from kvweave.server.choice import IN_REQUEST, choose_server
 
     ratio, coverage = options.budget(context)
     given: AskKeywords = {
@@ -77,7 +77,6 @@ def _ask_here(
     options: opt.SharedOptions, question: str, given: "AskKeywords", *, explain: bool, quiet: bool
 ) -> "Answered":
     """Answer in this process; print the pieces unless `quiet`."""
-    opt.quiet_libraries()
     with options.open_kb() as base:
         stream = base.stream(question, **given)
         for piece in stream:

@@ -82,7 +82,6 @@ def _check(actions: list[str]) -> None:
 def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, quiet: bool) -> None:
     from kvweave.cli.output import print_json, progress_bar
 
-    opt.quiet_libraries()
     with options.open_kb() as base, progress_bar(quiet or json) as report:
         if watch:
             base.watch_idle(threading.Event(), report)  # returns on Ctrl-C

@@ -34,7 +34,6 @@ def calibrate(
     """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
 
-    opt.quiet_libraries()
     given = None if questions is None else _read(questions)
     with options.open_kb() as base, progress_bar(quiet or json or show) as report:
         if not show:

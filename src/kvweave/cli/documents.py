@@ -54,7 +54,7 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
 
 
 def _server(base: "KnowledgeBase", kb: str) -> str:
-    from kvweave.server.client.choice import preparing_server
+    from kvweave.server.choice import preparing_server
 
     return preparing_server(base.config, kb)
 

@@ -119,6 +119,7 @@ class SharedOptions:
         """Open the existing knowledge base that the options name."""
         from kvweave.knowledge_base import open_existing
 
+        quiet_libraries()
         _show_conversions()
         return open_existing(self.kb, home=self.home, **self._settings())
 
@@ -126,6 +127,7 @@ class SharedOptions:
         """Open the knowledge base that the options name, and create it if it does not exist."""
         from kvweave.knowledge_base import open_knowledge_base
 
+        quiet_libraries()
         _show_conversions()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
@@ -139,6 +141,7 @@ class SharedOptions:
         """Load the model that the options name, else `default`, else the shipped reference model."""
         from kvweave.models.loading import load_model
 
+        quiet_libraries()
         _show_conversions()
         model = default if self.model is None else self.model
         return load_model(model, **self._loading(), home=self.home)

@@ -26,7 +26,6 @@ def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
     def prepared(base: "KnowledgeBase", report: "Progress") -> "list[PrepareReport]":
         return prepare_all(base, lambda settings: replace(options, **settings).open_kb(), report)
 
-    opt.quiet_libraries()
     with options.open_kb() as base:
         if STDERR.is_terminal:
             with progress_bar(quiet) as report:

@@ -22,7 +22,6 @@ def search(
     """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
     from kvweave.cli.output import print_json
 
-    opt.quiet_libraries()
     with options.open_kb() as base:  # report a missing knowledge base before seconds of imports
         found = base.explained_passages(question, options.top_k)
     if json:

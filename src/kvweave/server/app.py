@@ -11,13 +11,12 @@ from fastapi.staticfiles import StaticFiles
 
 from kvweave.config import split
 from kvweave.server import errors, operations
-from kvweave.server.bases import conversations, uploads
 from kvweave.server.bases import routes as knowledge_bases
+from kvweave.server.bases import uploads
 from kvweave.server.middleware import (
     ID_HEADER,
     Admission,
     BodyLimits,
-    KnowledgeBasePaths,
     RequestLog,
 )
 from kvweave.server.openai import chat, completions, embeddings, responses
@@ -25,19 +24,14 @@ from kvweave.server.openai.replies import CACHE_HEADER
 from kvweave.server.services import Services
 from kvweave.version import __version__
 
-ROUTERS: Final = tuple(
-    part.router
-    for part in (
-        chat,
-        completions,
-        responses,
-        embeddings,
-        knowledge_bases,
-        conversations,
-        uploads,
-        operations,
-    )
+OPENAI: Final = (
+    chat.router,
+    completions.router,
+    responses.router,
+    embeddings.router,
+    operations.models,
 )
+ROUTERS: Final = (*OPENAI, knowledge_bases.router, uploads.router, operations.router)
 
 
 def create_app(services: Services) -> FastAPI:
@@ -48,6 +42,9 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
+    for router in OPENAI:
+        # The API of one knowledge base, for clients that take a URL but cannot send the field `kb`.
+        app.include_router(router, prefix="/kb/{kb}", include_in_schema=False)
     _mount_page(app)
     errors.install(app)
     # A request passes through the middleware from the last one added to the first.
@@ -62,7 +59,6 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=[ID_HEADER, CACHE_HEADER, "Retry-After"],
         )
     app.add_middleware(RequestLog, services=services)
-    app.add_middleware(KnowledgeBasePaths)
     return app
 
 

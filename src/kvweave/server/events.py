@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kvweave.server.errors import api_error, error_body
+from kvweave.server.errors import api_error
 from kvweave.server.running import RunningRequest
 
 PING: Final = b": ping\n\n"
@@ -44,8 +44,7 @@ def sse(data: Any, event: str | None = None) -> bytes:
 
 def error_event(error: BaseException, event: str | None = None) -> bytes:
     """Return the event that ends a stream after an error, with the body of the error reply."""
-    found = api_error(error)
-    return sse(error_body(found.status_code, found.message, found.code, found.param), event)
+    return sse(api_error(error).body(), event)
 
 
 async def unless_disconnected(receive: Receive, waited_for: Coroutine[Any, Any, _T]) -> _T:

@@ -1,6 +1,6 @@
 """The middleware that every request passes through before it reaches a route, in this order.
 
-It rewrites the paths of a knowledge base's own API, gives the request an id and a line in the log, checks its key, origin and
+It gives the request an id and a line in the log, checks its key, origin and
 host, refuses most requests until the model is loaded, and limits the body.
 """
 
@@ -22,29 +22,6 @@ from kvweave.server.errors import RETRY_S, ApiError, api_error
 from kvweave.server.json_logs import REQUEST_ID
 from kvweave.server.services import Services
 from kvweave.server.serving.serving import Tenant
-
-# OpenAI's API of one knowledge base: /kb/NAME/v1/… is /v1/… with `kb` set to NAME where a request leaves it out
-
-_PATH: Final = re.compile(
-    r"/kb/(?P<name>[^/]+)(?P<rest>/v1/(chat/completions|responses|completions|embeddings|models(/.*)?))"
-)
-
-
-class KnowledgeBasePaths:
-    """ASGI middleware: rewrites the path of a knowledge base's own API.
-
-    It serves clients that take a URL but cannot send the field `kb`.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (found := _PATH.fullmatch(scope["path"])):
-            rest = found["rest"]
-            scope = {**scope, "path": rest, "raw_path": rest.encode(), "kvweave.kb": found["name"]}
-        await self._app(scope, receive, send)
-
 
 # A request's id, and its line in the log
 

@@ -12,7 +12,7 @@ from kvweave.facts import facts
 from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.services import services
 
-router = APIRouter()
+router, models = APIRouter(), APIRouter()
 
 _SECRET = ("api_key", "tenants")
 
@@ -49,13 +49,13 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/models")
+@models.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """List the model that answers and the one that embeds."""
     return {"object": "list", "data": _models(request)}
 
 
-@router.get("/v1/models/{name:path}")
+@models.get("/v1/models/{name:path}")
 async def one_model(request: Request, name: str) -> dict[str, Any]:
     """Return the model of this name."""
     for model in _models(request):

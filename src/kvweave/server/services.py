@@ -228,7 +228,7 @@ async def start(
 
 def _with_kb(request: Request, asked: CompletionRequest) -> CompletionRequest:
     """Return the request with the knowledge base of its URL, if the request names neither documents, a text nor `kb`."""
-    name = request.scope.get("kvweave.kb")
+    name = request.path_params.get("kb")
     if name is None or asked.kb is not None or asked.documents or asked.text is not None:
         return asked
     return replace(asked, kb=name)

@@ -1,7 +1,8 @@
-"""/v1/kb: knowledge bases, their documents, their caches, and questions to them."""
+"""/v1/kb: knowledge bases, their documents, their caches, questions to them, and named conversations."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from threading import Event
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request
@@ -16,9 +17,10 @@ from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
 from kvweave.server.errors import ApiError
-from kvweave.server.events import Encoder, sse
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
+from kvweave.server.running import Emit
 from kvweave.server.services import UPLOADS_FOLDER, ChoiceEvent, cache_use, services, shown, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
 from kvweave.types import Message
@@ -64,6 +66,19 @@ class QuestionFields(KvweaveOptions):
             kb=kb,
             options={**self.options(cache, generation), "drop_chunks": bool(self.drop_chunks)},
         )
+
+
+class SearchFields(Fields):
+    """The question to find passages for."""
+
+    question: NonEmpty
+    top_k: int | None = Field(None, ge=1, le=10_000)
+
+
+class TurnFields(SearchFields):
+    """The next turn of a conversation."""
+
+    stream: bool | None = None
 
 
 @router.get("")
@@ -157,6 +172,41 @@ async def _answer(request: Request, name: str, fields: QuestionFields, *, explai
     return await replies.reply(request, running, encoder, body, replies.prompt_known)
 
 
+@router.post("/{name}/search")
+async def search(request: Request, name: str, fields: SearchFields) -> dict[str, Any]:
+    """List the passages that an answer to the question would use, best first."""
+    of = tenant(request)
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        with of.bases.using(name) as base:
+            emit(base.passages(fields.question, fields.top_k))
+
+    (found,) = await collect(request, services(request).questions.start(work))
+    return {"data": facts(found)}
+
+
+@router.post("/{name}/conversations/{conversation}", response_class=JSONResponse)
+async def send(request: Request, name: str, conversation: str, fields: TurnFields) -> Response:
+    """Answer the next turn of a conversation. The first turn creates it."""
+    of, parts = tenant(request), services(request)
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        for piece in of.send(name, conversation, fields.question, fields.top_k, cancelled.is_set):
+            emit(piece)
+
+    running = parts.questions.start(work)
+    if fields.stream:
+        return await stream(request, running, TurnStream(), parts.config.server.ping_s)
+    return JSONResponse({"answer": "".join(await collect(request, running))})
+
+
+@router.delete("/{name}/conversations/{conversation}", name="delete")
+async def delete_conversation(request: Request, name: str, conversation: str) -> dict[str, Any]:
+    """Delete the turns of a conversation. The next turn starts over."""
+    await run_in_threadpool(tenant(request).start_over, name, conversation)
+    return {"name": conversation, "deleted": True}
+
+
 @router.get("/{name}/caches")
 async def caches(request: Request, name: str) -> dict[str, Any]:
     """Return sizes by kind and tier, hit rates, and the questions that background work has predicted."""
@@ -219,6 +269,21 @@ class AskStream(Encoder):
                 yield sse({"text": event.text}, "piece")
         else:
             yield sse(done(event, explain=self._explain), "done")
+
+
+class TurnStream(Encoder):
+    """Encodes a turn as the events `piece`, `done` and `error`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def event(self, piece: str) -> Iterator[bytes]:
+        self._pieces.append(piece)
+        yield sse({"text": piece}, "piece")
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the event `done` with the complete answer; the turn is stored by then."""
+        yield sse({"answer": "".join(self._pieces)}, "done")
 
 
 def _stored(base: KnowledgeBase) -> dict[str, Any]:

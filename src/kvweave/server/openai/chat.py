@@ -153,7 +153,7 @@ def _check_tools(request: Request) -> None:
     Programs such as Open WebUI send their tools with every question. For a knowledge base the server ignores them: the model does
     not see them and calls none, which every client that leaves the choice to the model expects.
     """
-    if request.scope.get("kvweave.kb") is None:
+    if "kb" not in request.path_params:
         raise ApiError(
             400, "tools: this server does not support it", code="unsupported_parameter", param="tools"
         )

@@ -86,7 +86,7 @@ class Running:
 
     def __init__(self, config: Config, tenants: Tenants | None) -> None:
         self._config, self._tenants = config, tenants
-        self._gate = Gate()
+        self._app: ASGI3Application | None = None
         self._server = EndingServer(self._settings(), self)
         self.services: Services | None = None
         self.failure: Exception | None = None
@@ -107,7 +107,8 @@ class Running:
     def _settings(self) -> uvicorn.Config:
         server = self._config.server
         return uvicorn.Config(
-            self._gate,
+            self._serve,
+            interface="asgi3",  # of a method uvicorn cannot tell it
             http=limited(connections_possible(server.max_connections), server.client_timeout_s),
             ws="none",
             lifespan="off",
@@ -117,6 +118,17 @@ class Running:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CANCELLED_S,
         )
+
+    async def _serve(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Pass a request to the application; answer 503 until there is one.
+
+        The port opens at once, but the application's imports and its model take seconds. So no import of this module may load
+        the code that runs models.
+        """
+        if self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _loading(scope["path"])(scope, receive, send)
 
     def _load(self) -> None:
         began_s = time.perf_counter()
@@ -134,7 +146,7 @@ class Running:
                 async_kv=server.async_kv,
             )
             self.services = Services.of(self._config, serving, keyed=self._tenants is not None)
-            self._gate.app = create_app(self.services)  # type: ignore[assignment]
+            self._app = create_app(self.services)  # type: ignore[assignment]
             serving.load()
             tell_systemd(READY)
         except Exception as error:
@@ -173,23 +185,6 @@ class EndingServer(uvicorn.Server):
             return False
         parts.cancel_all()
         return True
-
-
-class Gate:
-    """ASGI application: answers 503 until the real application is set, then passes requests to it.
-
-    The port opens at once, but the application's imports and its model take seconds. So no import of this module may load the
-    code that runs models.
-    """
-
-    def __init__(self) -> None:
-        self.app: ASGI3Application | None = None
-
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        if self.app is not None:
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await _loading(scope["path"])(scope, receive, send)
 
 
 def _loading(path: str) -> ASGI3Application:

@@ -13,7 +13,7 @@ from kvweave.errors import ServerError
 from kvweave.server.process.discovery import find_server
 
 if TYPE_CHECKING:
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.client import ServerClient
 
 IN_REQUEST: Final = (
     "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think",
@@ -72,7 +72,7 @@ def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
     if found is None:
         return ServerChoice()
     choice = ServerChoice(found.url)
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.client import ServerClient
 
     try:
         choice.client = ServerClient(found.url, next(iter(split(config.server.api_key)), None))
