@@ -103,7 +103,7 @@ def _print(done: "BackgroundReport") -> None:
 
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
     """Print the results and the worth of background work, and whether it may run now."""
-    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.cli.output import print_json, say
     from kvweave.facts import facts
 
     with options.open_kb() as base:
@@ -112,7 +112,7 @@ def _show_status(options: opt.SharedOptions, json: bool) -> None:
         print_json({**facts(status), "reasons": list(status.reasons)})
         return
     for line in _status_lines(status):
-        STDOUT.print(line, soft_wrap=True)
+        say(line)
 
 
 def _status_lines(status: "IdleStatus") -> list[str]:

@@ -32,7 +32,7 @@ def calibrate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
-    from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
+    from kvweave.cli.output import STDOUT, print_json, progress_bar, say, seconds
 
     given = None if questions is None else _read(questions)
     with options.open_kb() as base, progress_bar(quiet or json or show) as report:
@@ -49,7 +49,7 @@ def calibrate(
             f"{verdict.questions} questions: {verdict.asked} asked, {verdict.predicted} predicted, {verdict.given} given; "
             f"{verdict.model}, {seconds(verdict.seconds)}, {verdict.passes:.1f} passes each"
         )
-    STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
+    say(f"auto is {found.told}")
 
 
 def _print_trials(verdict: "CalibrationResult") -> None:

@@ -25,18 +25,18 @@ def keeps_nothing(command: Callable[_P, None]) -> Callable[_P, None]:
 
 def keeps_output(command: Callable[_P, None]) -> Callable[_P, None]:
     """Mark a command that continues from its `output` folder, and starts over without one."""
-    return _marked(command, NOTHING_WITHOUT_OUTPUT)
+    return _marked(command, NOTHING_WITHOUT_OUTPUT, unless="output")
 
 
-def _marked(command: Callable[_P, None], message: str) -> Callable[_P, None]:
-    """Return the command with Ctrl-C raised as NothingKept(message), unless it is given an `output`."""
+def _marked(command: Callable[_P, None], message: str, unless: str = "") -> Callable[_P, None]:
+    """Return the command with Ctrl-C raised as NothingKept(message), unless it is given this option."""
 
     @wraps(command)
     def marked(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except BaseException as error:
-            if kwargs.get("output") is not None or interrupt_behind(error) is None:
+            if kwargs.get(unless) is not None or interrupt_behind(error) is None:
                 raise
             raise NothingKept(message) from error
 

@@ -217,56 +217,47 @@ def with_options(*names: str, **texts: str) -> Callable[[Command], Command]:
     """
 
     def decorate(command: Command) -> Command:
-        expanded: list[inspect.Parameter] = []
+        parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[str]]] = {}
         for parameter in inspect.signature(command).parameters.values():
             group = parameter.annotation
-            if not dataclasses.is_dataclass(group):
-                expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-                continue
-            options = _shared_parameters(names, texts) if group is SharedOptions else _parameters(group)
-            groups[parameter.name] = group, [each.name for each in options]
-            expanded += options
-        return _expanded(command, expanded, groups)
+            if dataclasses.is_dataclass(group):
+                options = _shared(names, texts) if group is SharedOptions else _options(group)
+                groups[parameter.name] = group, [each.name for each in options]
+                parameters += options
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            made = {
+                name: group(**{each: given.pop(each) for each in taken})
+                for name, (group, taken) in groups.items()
+            }
+            command(**given, **made)
+
+        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        expanded.__annotations__ = {each.name: each.annotation for each in parameters}
+        return expanded
 
     return decorate
 
 
-def _shared_parameters(names: Sequence[str], texts: dict[str, str]) -> list[inspect.Parameter]:
+def _shared(names: Sequence[str], texts: dict[str, str]) -> list[inspect.Parameter]:
     types = typing.get_type_hints(SharedOptions)
-    return [
-        _parameter(_FIELDS[name], Annotated[types[name], declared(name, texts.get(name))]) for name in names
-    ]
+    return [_option(_FIELDS[name], Annotated[types[name], declared(name, texts.get(name))]) for name in names]
 
 
-def _parameters(group: Any) -> list[inspect.Parameter]:
+def _options(group: Any) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group, include_extras=True)
-    return [_parameter(each, hints[each.name]) for each in dataclasses.fields(group)]
+    return [_option(each, hints[each.name]) for each in dataclasses.fields(group)]
 
 
-def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
+def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
-
-
-def _expanded(
-    command: Command, parameters: list[inspect.Parameter], groups: dict[str, tuple[Any, list[str]]]
-) -> Command:
-    """Return a command with these parameters that calls `command` with its groups of options."""
-
-    @functools.wraps(command)
-    def expanded(**given: Any) -> None:
-        made = {
-            name: group(**{each: given.pop(each) for each in taken})
-            for name, (group, taken) in groups.items()
-        }
-        command(**given, **made)
-
-    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {each.name: each.annotation for each in parameters}
-    return expanded
 
 
 def _show_conversions() -> None:

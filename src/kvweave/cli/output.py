@@ -27,6 +27,11 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(facts(value), ensure_ascii=False, indent=2))
 
 
+def say(line: str, style: str | None = None) -> None:
+    """Print a line as it is to standard output: without markup, and wrapped by the terminal alone."""
+    STDOUT.print(line, style=style, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator["Report"]:
     """Show one progress bar per stage on standard error; yield the callback that advances it."""

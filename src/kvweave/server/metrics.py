@@ -54,24 +54,6 @@ VLLM: Final = frozenset(
 """Metrics with the same name and meaning in vLLM."""
 
 
-class ObservedRequest:
-    """Measures one request from its arrival. Like vLLM's, the times include the time in the queue."""
-
-    def __init__(self, metrics: "Metrics", arrived_s: float) -> None:
-        self._metrics, self._began_s, self._last_s = metrics, arrived_s, 0.0
-
-    def event(self, event: Any) -> None:
-        if isinstance(event, Piece):
-            now = perf_counter()
-            if self._last_s:
-                self._metrics.observe("inter_token_latency_seconds", now - self._last_s)
-            else:
-                self._metrics.observe("time_to_first_token_seconds", now - self._began_s)
-            self._last_s = now
-        if isinstance(event, Finished):
-            self._metrics.finished(event, perf_counter() - self._began_s)
-
-
 class Metrics:
     """All metrics of a server."""
 
@@ -129,11 +111,26 @@ class Metrics:
             self.tier_bytes.labels(tier=tier).set(size_bytes)
 
     @contextmanager
-    def request(self, arrived_s: float) -> Iterator[ObservedRequest]:
-        """Measure a request that arrived at `arrived_s` (`time.perf_counter`) and runs inside this context."""
+    def request(self, arrived_s: float) -> Iterator[Callable[[Any], None]]:
+        """Measure a request that arrived at `arrived_s` (`time.perf_counter`); yield the function that takes its events.
+
+        Like vLLM's, the times include the time in the queue.
+        """
         self.observe("request_queue_time_seconds", perf_counter() - arrived_s)
+        last_s = 0.0
+
+        def event(event: Any) -> None:
+            nonlocal last_s
+            if isinstance(event, Piece):
+                now = perf_counter()
+                name = "inter_token_latency_seconds" if last_s else "time_to_first_token_seconds"
+                self.observe(name, now - (last_s or arrived_s))
+                last_s = now
+            if isinstance(event, Finished):
+                self.finished(event, perf_counter() - arrived_s)
+
         try:
-            yield ObservedRequest(self, arrived_s)
+            yield event
         except BaseException as error:
             self.failed.labels(reason=type(error).__name__).inc()
             raise

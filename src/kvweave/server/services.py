@@ -2,11 +2,11 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
 from time import perf_counter, time
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from starlette.requests import Request
 
@@ -88,7 +88,6 @@ class History:
             return list(self._past.get((tenant, kb), ()))
 
 
-@dataclass(slots=True)
 class Services:
     """The parts of a running server.
 
@@ -99,26 +98,16 @@ class Services:
         draining: whether the server is shutting down and takes no new requests.
     """
 
-    config: Config
-    serving: Serving
-    metrics: Metrics
-    questions: RequestQueue
-    uploads: RequestQueue
-    keyed: bool = False
-    draining: bool = False
-    history: History = field(default_factory=History)
-    started_s: int = field(default_factory=lambda: int(time()))
-
-    @classmethod
-    def of(cls, config: Config, serving: Serving, *, keyed: bool = False) -> Self:
-        """Return the parts of a server over `serving`."""
-        server, metrics = config.server, Metrics()
-        metrics.watch(serving.resident)
-        questions = RequestQueue("question", server.max_running, server.max_queue)
-        uploads = RequestQueue("upload", UPLOADS, server.max_queue)
-        metrics.running.set_function(lambda: questions.running + uploads.running)
-        metrics.waiting.set_function(lambda: questions.waiting + uploads.waiting)
-        return cls(config, serving, metrics, questions, uploads, keyed)
+    def __init__(self, config: Config, serving: Serving, *, keyed: bool = False) -> None:
+        self.config, self.serving, self.keyed, self.draining = config, serving, keyed, False
+        self.history, self.started_s = History(), int(time())
+        most_waiting = config.server.max_queue
+        self.questions = questions = RequestQueue("question", config.server.max_running, most_waiting)
+        self.uploads = uploads = RequestQueue("upload", UPLOADS, most_waiting)
+        self.metrics = Metrics()
+        self.metrics.watch(serving.resident)
+        self.metrics.running.set_function(lambda: questions.running + uploads.running)
+        self.metrics.waiting.set_function(lambda: questions.waiting + uploads.waiting)
 
     @property
     def busy(self) -> bool:
@@ -208,7 +197,7 @@ async def start(
             each = wanted[index]
             with parts.metrics.request(perf_counter() if index else arrived_s) as observed:
                 for event in of.complete(each, cancelled):
-                    observed.event(event)
+                    observed(event)
                     if isinstance(event, Finished) and each.kb is not None:
                         parts.history.add(of.name, each.kb, event)
                     if explain and isinstance(event, Finished):

@@ -53,14 +53,8 @@ class QuestionFields(KvweaveOptions):
 
     def request(self, kb: str, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
         """Return the request to complete; `defaults` are the settings of generation."""
-        generation = sampling(
-            defaults,
-            most=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            think=self.think,
-            seed=self.seed,
-        )
+        decoding = ("max_new_tokens", "temperature", "top_p", "think", "seed")
+        generation = sampling(defaults, **{name: getattr(self, name) for name in decoding})
         return CompletionRequest(
             messages=(Message("user", self.question),),
             kb=kb,

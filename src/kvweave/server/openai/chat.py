@@ -15,6 +15,7 @@ from kvweave.server.openai.fields import (
     ANY,
     AS_LIST,
     AS_TEXT,
+    NEUTRAL,
     TEXT_OR_LIST,
     ChoicesFields,
     Effort,
@@ -54,6 +55,7 @@ class ChatFields(ChoicesFields):
     """A request for the next message of a conversation."""
 
     neutral: ClassVar = {
+        **NEUTRAL,
         "audio": (),
         "frequency_penalty": (0,),
         "function_call": ("none", "auto"),
@@ -61,17 +63,9 @@ class ChatFields(ChoicesFields):
         "logit_bias": ({},),
         "metadata": (ANY,),
         "modalities": (["text"],),
-        "parallel_tool_calls": (ANY,),
         "prediction": (),
         "presence_penalty": (0,),
-        "prompt_cache_key": (ANY,),
-        "prompt_cache_retention": (ANY,),
         "response_format": ({"type": "text"},),
-        "safety_identifier": (ANY,),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "user": (ANY,),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -89,7 +83,7 @@ class ChatFields(ChoicesFields):
                 defaults,
                 cache,
                 messages=tuple(each.message for each in self.messages),
-                most=self.max_completion_tokens or self.max_tokens,
+                max_new_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
                 think=thinks(self.reasoning_effort),
             )

@@ -46,7 +46,7 @@ class CompletionFields(ChoicesFields):
                 cache,
                 messages=(Message("user", prompt),) if asks else (),
                 text=None if asks else prompt,
-                most=self.max_tokens or DEFAULT_TOKENS,
+                max_new_tokens=self.max_tokens or DEFAULT_TOKENS,
                 logprobs=self.logprobs,
             )
             for prompt in ([self.prompt] if isinstance(self.prompt, str) else self.prompt)

@@ -5,6 +5,7 @@ The server refuses a field that asks for something it cannot do. It ignores the 
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
@@ -34,6 +35,17 @@ SMALLEST_TEMPERATURE: Final = 1e-3
 
 ANY: Final = object()
 """Marks a field whose every value is ignored."""
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "parallel_tool_calls": (ANY,),
+    "prompt_cache_key": (ANY,),
+    "prompt_cache_retention": (ANY,),
+    "safety_identifier": (ANY,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "user": (ANY,),
+}
+"""Fields of chats and responses that are ignored, as `Fields.neutral` has them."""
 
 
 def _unicode(text: str) -> str:
@@ -189,28 +201,15 @@ class SampledFields(Fields):
         )
 
 
-def sampling(
-    defaults: GenerationConfig,
-    *,
-    most: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    seed: int | None = None,
-    stop: tuple[str, ...] = (),
-    logprobs: int | None = None,
-    think: bool | None = None,
-) -> Sampling:
-    """Return the sampling options of a request, with `defaults` (the settings) where it leaves one out."""
-    chosen = defaults.temperature if temperature is None else temperature
-    return Sampling(
-        max_new_tokens=defaults.max_new_tokens if most is None else most,
-        temperature=0.0 if chosen < SMALLEST_TEMPERATURE else chosen,
-        top_p=defaults.top_p if top_p is None else max(top_p, 1e-9),
-        seed=defaults.seed if seed is None else seed % 2**63,
-        prompt_lookup_tokens=defaults.prompt_lookup_tokens,
-        think=defaults.think if think is None else think,
-        stop=stop,
-        logprobs=logprobs,
+def sampling(defaults: GenerationConfig, **given: Any) -> Sampling:
+    """Return the sampling options of a request, with `defaults` (the settings) for those that are None."""
+    chosen = Sampling(**asdict(defaults))
+    chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        chosen,
+        temperature=0.0 if chosen.temperature < SMALLEST_TEMPERATURE else chosen.temperature,
+        top_p=max(chosen.top_p, 1e-9),
+        seed=None if chosen.seed is None else chosen.seed % 2**63,
     )
 
 

@@ -16,6 +16,7 @@ from kvweave.server.openai.fields import (
     ANY,
     AS_LIST,
     AS_TEXT,
+    NEUTRAL,
     TEXT_OR_LIST,
     Effort,
     Fields,
@@ -80,22 +81,15 @@ class ResponseFields(SampledFields):
     """A request for a response."""
 
     neutral: ClassVar = {
+        **NEUTRAL,
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
         "max_tool_calls": (ANY,),
-        "parallel_tool_calls": (ANY,),
         "previous_response_id": (),
         "prompt": (),
-        "prompt_cache_key": (ANY,),
-        "prompt_cache_retention": (ANY,),
-        "safety_identifier": (ANY,),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none", "auto"),
         "tools": ([],),
         "truncation": ("disabled",),
-        "user": (ANY,),
     }
     input: Annotated[
         Annotated[NonEmpty, AS_TEXT]
@@ -127,7 +121,7 @@ class ResponseFields(SampledFields):
             defaults,
             cache,
             messages=self.messages,
-            most=self.max_output_tokens,
+            max_new_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if wanted else None,
             think=thinks(self.reasoning.effort if self.reasoning else None),
         )

@@ -50,7 +50,7 @@ def serve(config: Config, announce: Callable[[str], object] = print) -> None:
         log_json()
         record(config.home, url)
         announce(f"kvweave listens on {url}")
-        Running(config, tenants).run(listening)
+        Running(config, tenants).run_on(listening)
 
 
 def check_binding(server: ServerConfig) -> None:
@@ -81,20 +81,38 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Running:
-    """A server in this process. `services` is None until the application is created."""
+class Running(uvicorn.Server):
+    """A server in this process. `services` is None until the application is created.
 
-    def __init__(self, config: Config, tenants: Tenants | None) -> None:
-        self._config, self._tenants = config, tenants
+    It ends on the first signal after its requests finish or `grace_s` passes, and on the second at once.
+    """
+
+    def __init__(self, settings: Config, tenants: Tenants | None) -> None:
+        server = settings.server
+        super().__init__(
+            uvicorn.Config(
+                self._respond,
+                interface="asgi3",  # of a method uvicorn cannot tell it
+                http=limited(connections_possible(server.max_connections), server.client_timeout_s),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CANCELLED_S,
+            )
+        )
+        self._settings, self._tenants = settings, tenants
         self._app: ASGI3Application | None = None
-        self._server = EndingServer(self._settings(), self)
+        self._signals, self._until_s = 0, 0.0
         self.services: Services | None = None
         self.failure: Exception | None = None
 
-    def run(self, listening: socket.socket) -> None:
+    def run_on(self, listening: socket.socket) -> None:
         """Serve until a signal or a call of `end`. Raises the error if the model could not be loaded."""
         threading.Thread(target=self._load, name="load", daemon=True).start()
-        asyncio.run(self._server.serve(sockets=[listening]))
+        asyncio.run(self.serve(sockets=[listening]))
         if self.services is not None:
             self.services.close()
         if self.failure is not None:
@@ -102,24 +120,28 @@ class Running:
 
     def end(self) -> None:
         """Shut down as on a signal: the first call lets requests finish, the second cancels them."""
-        self._server.handle_exit(signal.SIGTERM, None)
+        self.handle_exit(signal.SIGTERM, None)
 
-    def _settings(self) -> uvicorn.Config:
-        server = self._config.server
-        return uvicorn.Config(
-            self._serve,
-            interface="asgi3",  # of a method uvicorn cannot tell it
-            http=limited(connections_possible(server.max_connections), server.client_timeout_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CANCELLED_S,
-        )
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On the first signal, refuse new requests; on the second, cancel the running ones."""
+        self._signals += 1
+        tell_systemd(STOPPING)
+        if self._signals == 1 and self.services is not None:
+            self.services.draining = True
+            self._until_s = time.monotonic() + self._settings.server.grace_s
 
-    async def _serve(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end now. uvicorn calls this ten times a second."""
+        await super().on_tick(counter)
+        parts = self.services
+        if not self._signals or parts is None:
+            return bool(self._signals)
+        if parts.busy and self._signals == 1 and time.monotonic() < self._until_s:
+            return False
+        parts.cancel_all()
+        return True
+
+    async def _respond(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Pass a request to the application; answer 503 until there is one.
 
         The port opens at once, but the application's imports and its model take seconds. So no import of this module may load
@@ -137,15 +159,15 @@ class Running:
             from kvweave.server.services import Services
             from kvweave.server.serving.serving import Serving
 
-            server = self._config.server
+            server = self._settings.server
             serving = Serving(
-                self._config,
+                self._settings,
                 self._tenants,
                 idle=server.idle_work,
                 share_kv=server.share_kv,
                 async_kv=server.async_kv,
             )
-            self.services = Services.of(self._config, serving, keyed=self._tenants is not None)
+            self.services = Services(self._settings, serving, keyed=self._tenants is not None)
             self._app = create_app(self.services)  # type: ignore[assignment]
             serving.load()
             tell_systemd(READY)
@@ -154,37 +176,6 @@ class Running:
             self.end()
             return
         _LOG.info("ready", extra={"fields": {"seconds": round(time.perf_counter() - began_s, 3)}})
-
-
-class EndingServer(uvicorn.Server):
-    """A server that ends on the first signal after its requests finish or `grace_s` passes, and on the second at once."""
-
-    def __init__(self, config: uvicorn.Config, running: Running) -> None:
-        super().__init__(config)
-        self._running = running
-        self._signals, self._until_s = 0, 0.0
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On the first signal, refuse new requests; on the second, cancel the running ones."""
-        self._signals += 1
-        parts = self._running.services
-        tell_systemd(STOPPING)
-        if self._signals == 1 and parts is not None:
-            parts.draining = True
-            self._until_s = time.monotonic() + parts.config.server.grace_s
-
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to end now. uvicorn calls this ten times a second."""
-        await super().on_tick(counter)
-        if not self._signals:
-            return False
-        parts = self._running.services
-        if parts is None:
-            return True
-        if parts.busy and self._signals == 1 and time.monotonic() < self._until_s:
-            return False
-        parts.cancel_all()
-        return True
 
 
 def _loading(path: str) -> ASGI3Application:
