@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 import textwrap
 from collections.abc import Callable
 from typing import Any, Unpack, get_origin
@@ -13,6 +12,8 @@ import kvweave
 from kvweave import errors
 from kvweave.answering.settings import Settings
 
+CAUGHT = ("EntriesInUse", "DamagedEntry", "TierUnavailable")
+"""Errors that no caller sees."""
 NAMES = {
     "A knowledge base": ("open", "KnowledgeBase", "Answer", "Plan", "Timing"),
     "Your own retriever": (
@@ -84,14 +85,13 @@ def _described(name: str, documented: Any) -> list[str]:
     return [*called, said, *(["", *listed] if listed else [])]
 
 
-def _error_list() -> list[str]:
-    """Return the tree of errors as a nested list, without those that kvweave catches itself."""
-    branches = re.findall(r"^( *[│├└─ ]+)(\w+) *(.*)$", inspect.getdoc(errors) or "", re.M)
-    return [
-        f"{'  ' * (len(indent) // 4 - 1)}- `{name}`{f': {said}' if said else ''}"
-        for indent, name, said in branches
-        if "caught inside" not in said
-    ]
+def _error_list(error: type[Exception] = errors.KvweaveError, indent: str = "") -> list[str]:
+    """Return the classes below an error as a nested list, without those that kvweave catches itself."""
+    lines = []
+    for each in error.__subclasses__():
+        if each.__module__ == errors.__name__ and each.__name__ not in CAUGHT:
+            lines += [f"{indent}- `{each.__name__}`: {prose(each)[0]}", *_error_list(each, f"{indent}  ")]
+    return lines
 
 
 def _explained(name: str, documented: Any, indent: str = "") -> list[str]:
