@@ -98,16 +98,9 @@ class AskOptions:
 
     def cache_key(self) -> str:
         """Return the text that the answer cache stores answers under. Equal keys may share an answer."""
-        values = {
-            "recipe": self.recipe,
-            "ratio": self.ratio,
-            "coverage": self.coverage,
-            "top_k": self.top_k,
-            "max_new_tokens": self.generation.max_new_tokens,
-            "drop_chunks": self.drop_chunks,
-            "auxiliary": self.auxiliary,
-            "kv_budget": self.kv_budget,
-        }
+        names = ("recipe", "ratio", "coverage", "top_k", "drop_chunks", "auxiliary", "kv_budget")
+        values = {name: getattr(self, name) for name in names}
+        values["max_new_tokens"] = self.generation.max_new_tokens
         # Keys without these two were stored before there was a choice.
         if self.generation.think:
             values["think"] = True

@@ -43,7 +43,11 @@ _LLAMA3 = {
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_SLIDING = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 # Name → (transformers model type, settings in addition to _SMALL). Each row goes through the parity tests.
 FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -62,48 +66,34 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
     "glm4": ("glm4", {"head_dim": 8, "partial_rotary_factor": 0.5}),
     "gemma": ("gemma", {"head_dim": 8}),
-    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 16, "layer_types": _MIXED}),
-    "gemma3": ("gemma3_text", {"head_dim": 8, "sliding_window": 16, "layer_types": _MIXED}),
+    "gemma2": ("gemma2", {"head_dim": 8, **_SLIDING}),
+    "gemma3": ("gemma3_text", {"head_dim": 8, **_SLIDING}),
     "granite": ("granite", {}),
     "olmo2": ("olmo2", {}),
-    "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": _MIXED}),
+    "olmo3": ("olmo3", {**_SLIDING}),
     "cohere": ("cohere", {}),
-    "cohere2": ("cohere2", {"sliding_window": 16, "layer_types": _MIXED}),
+    "cohere2": ("cohere2", {**_SLIDING}),
     "starcoder2": ("starcoder2", {}),
     "phi": ("phi", {}),
     "gpt-neox": ("gpt_neox", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
-    "exaone4": ("exaone4", {"sliding_window": 16, "layer_types": _MIXED}),
+    "exaone4": ("exaone4", {**_SLIDING}),
     "seed-oss": ("seed_oss", {"head_dim": 8}),
     "helium": ("helium", {"head_dim": 8}),
     "arcee": ("arcee", {}),
     "ernie4.5": ("ernie4_5", {}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3-moe": (
-        "qwen3_moe",
-        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    ),
+    "qwen3-moe": ("qwen3_moe", {**_MOE, "head_dim": 8, "num_experts": 4}),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "apertus": ("apertus", {}),
     "persimmon": ("persimmon", {}),
     "glm": ("glm", {"head_dim": 8}),
-    "glm4-moe": (
-        "glm4_moe",
-        {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    ),
+    "glm4-moe": ("glm4_moe", {**_MOE, "head_dim": 8, "n_routed_experts": 4}),
     "bitnet": ("bitnet", {}),
     "olmo": ("olmo", {}),
-    "qwen2-moe": (
-        "qwen2_moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 24,
-        },
-    ),
+    "qwen2-moe": ("qwen2_moe", {**_MOE, "num_experts": 4, "shared_expert_intermediate_size": 24}),
     "ministral3": ("ministral3", {}),
-    "vaultgemma": ("vaultgemma", {"head_dim": 8, "sliding_window": 16, "layer_types": _MIXED}),
+    "vaultgemma": ("vaultgemma", {"head_dim": 8, **_SLIDING}),
     "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "phimoe": ("phimoe", {"num_local_experts": 4}),
     "cwm": ("cwm", {"head_dim": 8}),
@@ -130,16 +120,7 @@ def tiny_model(
 def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with a few merges and the control tokens `<pad> <bos> <eos>`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [
-        ("t", "h"),
-        ("th", "e"),
-        ("i", "n"),
-        ("Ġ", "the"),
-        ("e", "r"),
-        ("o", "n"),
-        ("a", "n"),
-        ("r", "e"),
-    ]
+    merges = [tuple(pair.split()) for pair in ("t h", "th e", "i n", "Ġ the", "e r", "o n", "a n", "r e")]
     pieces = ["<pad>", "<bos>", "<eos>", *alphabet, *("".join(pair) for pair in merges)]
     core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

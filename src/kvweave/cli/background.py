@@ -56,12 +56,11 @@ def idle(
     quiet: opt.Quiet = False,
 ) -> None:
     """Prepare chunks, predict questions, precompute their answers, refresh cached answers. Yields to every request."""
-    actions = {
-        "--watch": watch,
-        "--status": status,
-        "--chunks-only": chunks_only,
-    }
-    _check([flag for flag, given in actions.items() if given])
+    from kvweave.errors import InvalidRequest
+
+    actions = {"--watch": watch, "--status": status, "--chunks-only": chunks_only}
+    if len(given := [flag for flag, is_given in actions.items() if is_given]) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} do not go together; give one of them")
     if status:
         _show_status(options, json)
     elif chunks_only:
@@ -70,13 +69,6 @@ def idle(
         prepare(options, quiet=json or quiet)
     else:
         _work(options, watch, low_load, json, quiet)
-
-
-def _check(actions: list[str]) -> None:
-    from kvweave.errors import InvalidRequest
-
-    if len(actions) > 1:
-        raise InvalidRequest(f"{' and '.join(actions)} do not go together; give one of them")
 
 
 def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, quiet: bool) -> None:
