@@ -50,9 +50,6 @@ EXPLAINED: dict[str, tuple[str, ...]] = {
 ABBREVIATED = {"ask": "ask(question, ...)"}
 """Calls shown without their parameters, because their text refers to another method with the same ones."""
 
-UNLISTED = ("has_recorded_model",)
-"""Public for the server alone."""
-
 
 def python_api(generated: str) -> list[str]:
     lines = [
@@ -103,8 +100,7 @@ def _members(name: str, documented: Any) -> list[str]:
     """Return a list of the properties, then of the methods with their parameters."""
     public = _public(documented)
     lines = []
-    shown = [each for each in MEMBERS[name] or public if each not in UNLISTED]
-    for member in sorted(shown, key=lambda each: inspect.isfunction(public[each])):
+    for member in sorted(MEMBERS[name] or public, key=lambda each: inspect.isfunction(public[each])):
         called = ABBREVIATED.get(member) or _call(member, public[member])
         lines.append(f"- `{called}`: {prose(public[member])[0]}")
         lines += _explained(f"{name}.{member}", public[member], indent="  ")

@@ -426,25 +426,23 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 _SWITCHED = dict(zip("1 true yes on 0 false no off".split(), [True] * 4 + [False] * 4, strict=True))
 
 Bound = tuple[Callable[[Any], bool], str]
-_MOST: Final = (
-    2**31
-)  # tokens, chunks, seconds and seeds beyond this are typing errors, and overflow elsewhere
-_SHARE: Final[Bound] = (lambda value: 0 <= value <= 1), "it must be between 0 and 1"
-_NOT_NEGATIVE: Final[Bound] = (lambda value: value >= 0), "it cannot be negative"
-_AT_LEAST_1: Final[Bound] = (lambda value: value >= 1), "at least 1 is needed"
-_SECONDS: Final[Bound] = (lambda value: 0 < value < _MOST), "it must be above 0"
+_MOST: Final = 2**31
+"""Tokens, chunks and seconds beyond this are typing errors, and overflow elsewhere."""
 _BOUNDS: Final[Mapping[str, Bound]] = {
     "storage": (("auto", *STORAGES).__contains__, f"choose one of auto, {', '.join(STORAGES)}"),
     "chunk_tokens": (lambda value: 8 <= value < _MOST, "at least 8 are needed"),
     "overlap_tokens": (lambda value: 0 <= value < _MOST, "it cannot be negative"),
     "top_k": (lambda value: 1 <= value < _MOST, "at least one chunk is needed"),
-    "answer_threshold": _SHARE,
+    **dict.fromkeys(
+        ("answer_threshold", "decode_cutoff", "calibrate_first_tokens", "calibrate_answers"),
+        (lambda value: 0 <= value <= 1, "it must be between 0 and 1"),
+    ),
     "answer_limit_bytes": (lambda value: 0 <= value < 2**63, "it cannot be negative (0: keep no answers)"),
     "prediction_stride": (lambda value: 1 <= value <= 5, "it must be between 1 and 5"),
-    "decode_cutoff": _SHARE,
-    "calibrate_first_tokens": _SHARE,
-    "calibrate_answers": _SHARE,
-    **{each.name: _NOT_NEGATIVE for each in dataclasses.fields(IdleConfig)},
+    **dict.fromkeys(
+        (each.name for each in dataclasses.fields(IdleConfig)),
+        (lambda value: value >= 0, "it cannot be negative"),
+    ),
     "idle_power": (("mains", "any").__contains__, "choose mains (work ahead on mains power only) or any"),
     "max_new_tokens": (lambda value: 1 <= value < _MOST, "at least 1 is needed"),
     "temperature": (
@@ -461,12 +459,11 @@ _BOUNDS: Final[Mapping[str, Bound]] = {
     "resident_bytes": (lambda value: 0 < value < 2**63, "it must be above 0"),
     "port": (lambda value: 0 <= value < 2**16, "it must be between 0 (a free one) and 65535"),
     "max_queue": (lambda value: value >= 0, "it cannot be negative (0: none waits)"),
-    "max_running": _AT_LEAST_1,
-    "max_body_bytes": _AT_LEAST_1,
-    "max_upload_bytes": _AT_LEAST_1,
-    "max_connections": _AT_LEAST_1,
-    "client_timeout_s": _SECONDS,
-    "ping_s": _SECONDS,
+    **dict.fromkeys(
+        ("max_running", "max_body_bytes", "max_upload_bytes", "max_connections"),
+        (lambda value: value >= 1, "at least 1 is needed"),
+    ),
+    **dict.fromkeys(("client_timeout_s", "ping_s"), (lambda value: 0 < value < _MOST, "it must be above 0")),
     "grace_s": (lambda value: 0 <= value < _MOST, "it cannot be negative"),
 }
 """Which values of a setting are possible, and the rest of the message about one that is not. None is always possible."""

@@ -138,7 +138,7 @@ def test_thousands_of_idle_connections_make_room_and_disturb_no_question(fake):
                 assert other.get("/health").status_code == 200
             engine.pieces_may_go.set()
             assert list(asked.iter_lines())[-2] == "data: [DONE]"
-        assert len(running.running._server.server_state.connections) <= 1000
+        assert len(running.running.server_state.connections) <= 1000
 
 
 def test_connections_that_are_all_busy_refuse_a_new_one(fake):

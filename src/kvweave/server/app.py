@@ -48,7 +48,7 @@ def create_app(services: Services) -> FastAPI:
     _mount_page(app)
     errors.install(app)
     # A request passes through the middleware from the last one added to the first.
-    app.add_middleware(BodyLimits, server=services.config.server, is_upload=_is_upload)
+    app.add_middleware(BodyLimits, server=services.config.server)
     app.add_middleware(Admission, services=services)
     if origins := split(services.config.server.cors_origins):
         app.add_middleware(
@@ -60,10 +60,6 @@ def create_app(services: Services) -> FastAPI:
         )
     app.add_middleware(RequestLog, services=services)
     return app
-
-
-def _is_upload(method: str, path: str) -> bool:
-    return method == "POST" and path.startswith("/v1/kb/") and path.endswith("/documents")
 
 
 _PAGE: Final = Path(str(files("kvweave.server"))) / "page"

@@ -9,7 +9,6 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -117,7 +116,11 @@ class Admission:
         try:
             found = self._services.serving.tenant(key)
         except Unauthorized:
-            raise unauthorized(key) from None
+            text = "Incorrect API key provided"
+            if not key:  # which the message never names
+                text = "You didn't provide an API key: send Authorization: Bearer KEY"
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, text, code="invalid_api_key", headers=headers) from None
         if path in OPERATOR and self._services.keyed and found.name is not None:
             raise ApiError(
                 403, f"{path} shows data of all tenants; send a key of --api-key", code="forbidden"
@@ -150,16 +153,6 @@ class Admission:
             )
 
 
-def unauthorized(key: str | None) -> ApiError:
-    """Return the error reply for a missing or wrong key, without the key."""
-    text = (
-        "Incorrect API key provided"
-        if key
-        else "You didn't provide an API key: send Authorization: Bearer KEY"
-    )
-    return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-
 def _key(headers: Headers) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
@@ -172,6 +165,7 @@ def _name(host: str) -> str:
 # Limits of a request's body: its size and its speed
 
 SLOWEST_BYTES_PER_S: Final = 1000.0
+_UPLOAD: Final = re.compile(r"/v1/kb/.*/documents")
 LINGER_S: Final = 2.0
 """Seconds for which the server still reads a body that it refuses: many clients read the reply only after writing the body."""
 
@@ -179,19 +173,18 @@ LINGER_S: Final = 2.0
 class BodyLimits:
     """ASGI middleware: refuses a body that is too large (413) or arrives too slowly (408), while it is read.
 
-    Args:
-        is_upload: returns whether a method and path have the larger limit.
+    An upload has a larger limit than other requests.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerConfig, is_upload: Callable[[str, str], bool]) -> None:
-        self._app, self._server, self._is_upload = app, server, is_upload
+    def __init__(self, app: ASGIApp, server: ServerConfig) -> None:
+        self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with a body that enforces the limits."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        upload = self._is_upload(scope["method"], scope["path"])
+        upload = scope["method"] == "POST" and _UPLOAD.fullmatch(scope["path"])
         most = self._server.max_upload_bytes if upload else self._server.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > most:

@@ -114,7 +114,7 @@ async def describe(request: Request, name: str) -> dict[str, Any]:
 
     def described(base: KnowledgeBase) -> dict[str, Any]:
         preparation = facts(base.preparation.status())
-        preparation["by_server"] = base.config.server.idle_work and base.has_recorded_model
+        preparation["by_server"] = base.config.server.idle_work and base.components.loads_recorded_model
         documents = [_listed(each) for each in base.documents()]
         found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
         return {"name": name, **found}

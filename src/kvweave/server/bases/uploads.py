@@ -7,9 +7,10 @@ see only its name.
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -57,13 +58,6 @@ _UNUSABLE: Final = re.compile(
 )
 
 
-class Upload(NamedTuple):
-    """A file as the client sent it: its name and its bytes."""
-
-    name: str
-    file: BinaryIO
-
-
 def clean_name(given: str) -> str:
     """Return a safe file name: without a path, leading dots or invisible characters.
 
@@ -82,7 +76,7 @@ def clean_name(given: str) -> str:
     return name
 
 
-def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> dict[str, Any]:
+def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit, cancelled: Event) -> dict[str, Any]:
     """Store files and index them, and return the report; call `emit` with (stage, done, total). Files without usable text are deleted.
 
     Chunk KV is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
@@ -99,8 +93,9 @@ def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled:
         with cancellable(cancelled.is_set):
             for number, upload in enumerate(uploads):
                 progress("storing", number, len(uploads))
-                paths.append(folder / _free_name(clean_name(upload.name), paths))
-                write_atomically(paths[-1], _parts(upload.file))
+                paths.append(folder / _free_name(clean_name(upload.filename or ""), paths))
+                upload.file.seek(0)
+                write_atomically(paths[-1], iter(partial(upload.file.read, _COPIED_BYTES), b""))
             return _shown_facts(base.add(*paths, progress=progress, wait=wait))
     finally:
         listed = {document.source for document in base.documents()}
@@ -151,12 +146,6 @@ def _shortened(text: str, most_bytes: int) -> str:
     return text.encode()[:most_bytes].decode("utf-8", "ignore")
 
 
-def _parts(file: BinaryIO) -> Iterator[bytes]:
-    file.seek(0)
-    while part := file.read(_COPIED_BYTES):
-        yield part
-
-
 @router.post("/{name}/documents", response_class=JSONResponse, openapi_extra=_BODY)
 async def upload(request: Request, name: str) -> Response:
     """Index files. With `Accept: text/event-stream`, stream the progress."""
@@ -188,7 +177,7 @@ async def upload(request: Request, name: str) -> Response:
     return JSONResponse(events[-1])
 
 
-def _files(form: FormData) -> list[Upload]:
+def _files(form: FormData) -> list[UploadFile]:
     found = []
     for field, value in form.multi_items():
         if field != "files" or not isinstance(value, UploadFile):
@@ -198,8 +187,8 @@ def _files(form: FormData) -> list[Upload]:
                 code="unknown_parameter",
                 param=field,
             )
-        found.append(Upload(value.filename or "", value.file))
-        clean_name(found[-1].name)
+        clean_name(value.filename or "")
+        found.append(value)
     if not found:
         raise ApiError(
             400,

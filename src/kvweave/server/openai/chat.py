@@ -104,18 +104,14 @@ async def chat_completions(request: Request, fields: ChatFields) -> Response:
 
 
 def _choice(index: int, finished: Finished, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    return {
-        "index": index,
-        "message": _message(finished),
-        "logprobs": _logprobs(tokens),
-        "finish_reason": finished.answer.finish_reason,
-    }
-
-
-def _message(finished: Finished) -> dict[str, Any]:
     answer = finished.answer
     thoughts = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-    return {"role": "assistant", "content": finished.text, "refusal": None, **thoughts}
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": finished.text, "refusal": None, **thoughts},
+        "logprobs": _logprobs(tokens),
+        "finish_reason": answer.finish_reason,
+    }
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
