@@ -120,7 +120,16 @@ def tiny_model(
 def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with a few merges and the control tokens `<pad> <bos> <eos>`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [tuple(pair.split()) for pair in ("t h", "th e", "i n", "Ġ the", "e r", "o n", "a n", "r e")]
+    merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("i", "n"),
+        ("Ġ", "the"),
+        ("e", "r"),
+        ("o", "n"),
+        ("a", "n"),
+        ("r", "e"),
+    ]
     pieces = ["<pad>", "<bos>", "<eos>", *alphabet, *("".join(pair) for pair in merges)]
     core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
