@@ -105,6 +105,141 @@ def test_workbook(tmp_path):
     assert "Empty" not in document.text
 
 
+@pytest.mark.parametrize("written_by", ["openpyxl", "xlsxwriter"])
+def test_formulas_without_results_stand_in_their_cells_and_are_counted(tmp_path, written_by):
+    rows = [["Item", "Price", "Pieces", "Sum"], ["Canoe", 240, 3, "=B2*C2"], ["Paddle", 35, 4, '=B3&"<"']]
+    path = tmp_path / "a.xlsx"
+    if written_by == "openpyxl":
+        import openpyxl
+
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.active["C5"] = "=SUM(D2:D3)"  # below and right of all values
+        book.save(path)
+    else:
+        import xlsxwriter
+
+        with xlsxwriter.Workbook(path) as book:
+            sheet = book.add_worksheet()
+            for number, row in enumerate(rows):
+                sheet.write_row(number, 0, row)
+            sheet.write("C5", "=SUM(D2:D3)")
+            sheet.write_formula("D5", "=1+1", None, 2)
+    document = read_document(path)
+    assert 'Item\tPrice\tPieces\tSum\nCanoe\t240\t3\t=B2*C2\nPaddle\t35\t4\t=B3&"<"\n' in document.text
+    assert ("\t\t=SUM(D2:D3)\t2\n" if written_by == "xlsxwriter" else "\t\t=SUM(D2:D3)\n") in document.text
+    assert [note.partition(";")[0] for note in document.notes] == ["3 formulas have no stored result"]
+
+
+def replaced(data, *changes):
+    """Return a zip file with these changes to the bytes of its entries."""
+    inside = zipfile.ZipFile(io.BytesIO(data))
+    entries = {name: inside.read(name) for name in inside.namelist()}
+    for before, after in changes:
+        entries = {name: content.replace(before, after) for name, content in entries.items()}
+    return zip_of(**entries)
+
+
+def test_stored_results_are_read_and_not_counted(tmp_path):
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["Sum", "=1-1"])
+    buffer = io.BytesIO()
+    book.save(buffer)
+    computed = replaced(buffer.getvalue(), (b"<v></v>", b"<v>0</v>"), (b' fullCalcOnLoad="1"', b""))
+    document = read_document(written(tmp_path, "a.xlsx", computed))
+    assert document.text == "Sheet\n\nSum\t0\n\n"
+    assert document.notes == ()
+
+
+def test_workbooks_with_odd_styles_or_strict_namespaces_are_read(tmp_path):
+    main = b"http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    related = b"http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    strict = replaced(
+        files.xlsx(),
+        (main, b"http://purl.oclc.org/ooxml/spreadsheetml/main"),
+        (related, b"http://purl.oclc.org/ooxml/officeDocument/relationships"),
+    )
+    without_fill = replaced(files.xlsx(), (b'<patternFill patternType="gray125"/>', b""))
+    for data in (strict, without_fill):
+        assert "Ship\tFee\nAlbatros\t12.5" in read_document(written(tmp_path, "a.xlsx", data)).text
+
+
+def word_xml(body):
+    """Return a Word file with this content of its body."""
+    namespaces = (
+        b' xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+        b' xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    )
+    inside = zipfile.ZipFile(io.BytesIO(files.docx()))
+    entries = {name: inside.read(name) for name in inside.namelist()}
+    entries["word/document.xml"] = (
+        b"<w:document" + namespaces + b"><w:body>" + body.encode() + b"</w:body></w:document>"
+    )
+    return zip_of(**entries)
+
+
+def run(text, raised=False):
+    style = '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr>' if raised else ""
+    return f'<w:r>{style}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def math_run(text):
+    return f"<m:r><m:t>{text}</m:t></m:r>"
+
+
+@pytest.mark.parametrize(
+    ("formula", "text"),
+    [
+        (math_run("R=82"), "R=82"),
+        (f"<m:f><m:num>{math_run('a+b')}</m:num><m:den>{math_run('2')}</m:den></m:f>", "(a+b)/2"),
+        (f"<m:sSup><m:e>{math_run('x')}</m:e><m:sup>{math_run('n+1')}</m:sup></m:sSup>", "x^(n+1)"),
+        (
+            f"<m:sSubSup><m:e>{math_run('x')}</m:e><m:sub>{math_run('i')}</m:sub><m:sup>{math_run('2')}</m:sup></m:sSubSup>",
+            "x_i^2",
+        ),
+        (f"<m:rad><m:deg/><m:e>{math_run('2')}</m:e></m:rad>", "√(2)"),
+        (
+            '<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr>'
+            f"<m:sub>{math_run('i=1')}</m:sub><m:sup>{math_run('n')}</m:sup><m:e>{math_run('i')}</m:e></m:nary>",
+            "∑_(i=1)^n i",
+        ),
+        (
+            f'<m:d><m:dPr><m:begChr m:val="["/><m:endChr m:val="]"/></m:dPr><m:e>{math_run("a")}</m:e></m:d>',
+            "[a]",
+        ),
+        (
+            f"<m:m><m:mr><m:e>{math_run('1')}</m:e><m:e>{math_run('0')}</m:e></m:mr>"
+            f"<m:mr><m:e>{math_run('0')}</m:e><m:e>{math_run('1')}</m:e></m:mr></m:m>",
+            "(1, 0; 0, 1)",
+        ),
+    ],
+)
+def test_formulas_of_word_are_typed_out(tmp_path, formula, text):
+    alone = f"<w:p><m:oMathPara><m:oMath>{formula}</m:oMath></m:oMathPara></w:p>"
+    within = f"<w:p>{run('Here ')}<m:oMath>{formula}</m:oMath>{run(' is it.')}</w:p>"
+    document = read_document(written(tmp_path, "a.docx", word_xml(alone + within)))
+    assert document.text == f"{text}\n\nHere {text} is it.\n"
+
+
+def test_powers_and_merged_cells_of_word(tmp_path):
+    def cell(text, merged=""):
+        return f"<w:tc><w:tcPr>{merged}</w:tcPr><w:p>{run(text) if text else ''}</w:p></w:tc>"
+
+    first, below = '<w:vMerge w:val="restart"/>', "<w:vMerge/>"
+    rows = (
+        cell("Depot") + cell("Tool") + cell("Pieces"),
+        cell("North", first) + cell("Saw") + cell("12"),
+        cell("", below) + cell("Rake") + cell("7"),
+    )
+    table = "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+    power = f"<w:p>{run('10')}{run('6', raised=True)}{run(' litres')}</w:p>"
+    document = read_document(written(tmp_path, "a.docx", word_xml(table + power)))
+    assert document.text == "Depot\tTool\tPieces\nNorth\tSaw\t12\nNorth\tRake\t7\n\n10^6 litres\n"
+
+
 def test_book(tmp_path):
     document = read_document(written(tmp_path, "a.epub", files.epub()))
     assert document.title == "The Harbour"
@@ -188,7 +323,7 @@ def test_headings_of_text_formats(tmp_path):
     [
         ("a.docx", "mammoth", "documents"),
         ("a.pptx", "pptx", "documents"),
-        ("a.xlsx", "openpyxl", "documents"),
+        ("a.xlsx", "python_calamine", "documents"),
     ],
 )
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, package, extra):
