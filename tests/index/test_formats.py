@@ -1,13 +1,18 @@
 """Each format is read with its structure: headings, pages, tables and their heads; what cannot be read is named."""
 
+import base64
 import io
 import json
 import sys
 import time
 import zipfile
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
 
 import pytest
 
+from kvweave.documents.extracted import ReadContext
+from kvweave.documents.formats.mail import message_ids
 from kvweave.documents.readers import read_file
 from kvweave.errors import MissingExtra, UnreadableDocument
 from support import document_files as files
@@ -473,6 +478,113 @@ def test_a_quoted_reply_is_not_indexed_twice(tmp_path, kind):
     assert "wrote:" not in text
     assert "schrieb" not in text
     assert ("Ivan\n" in text) == (kind == "plain")
+
+
+OUTLOOK = "-----Original Message-----\nFrom: Zoé <zoe@example.org>\nSent: Monday\nTo: Ivan\nSubject: it\n\n"
+REPLIES = {
+    "below a quotation": (
+        f"See below.\n\n{OUTLOOK}The password is\nwalnut.\n\nI typed this below.\n",
+        "See below.\n\nI typed this below.\n",
+    ),
+    "between quoted lines": (
+        "Zoé, 1234 is wrong:\n> The password\n> is walnut.\nNot any more.\n> Keep it.\nI do.\n",
+        "Zoé, 1234 is wrong:\nNot any more.\n> Keep it.\nI do.\n",
+    ),
+    "lines like a header": (
+        "The way is:\n\nFrom: North gate\nTo: South gate\n\nThe word is lantern.\n",
+        "The way is:\n\nFrom: North gate\nTo: South gate\n\nThe word is lantern.\n",
+    ),
+    "a quotation of another mail": (
+        "Agreed.\n\nOn Sunday Olga wrote:\n> The word is lantern.\n",
+        "Agreed.\n\nOn Sunday Olga wrote:\n> The word is lantern.\n",
+    ),
+    "another language": (
+        "Sovittu.\n\nma 5. tammik. 2026 klo 10.00 Zoé (zoe@example.org) kirjoitti:\n\n> The password is walnut.\n",
+        "Sovittu.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_what_the_author_of_a_reply_wrote_stays(tmp_path, kind):
+    body, expected = REPLIES[kind]
+    first = written(tmp_path, "first.eml", bytes(files.mail()))
+    reply = files.mail(
+        body, subject="Re: it", sender="Ivan <i@b.org>", identity="<2@b.org>", answers="<1@example.org>"
+    )
+    path = written(tmp_path, "reply.eml", bytes(reply))
+    found = read_file(path, ReadContext(known_messages=message_ids([first, path]))).documents[0]
+    assert found.text.partition("To: Ivan <ivan@example.org>\n\n")[2].rstrip("\n") == expected.rstrip("\n")
+
+
+def test_a_paragraph_that_begins_with_from_belongs_to_its_mail(tmp_path):
+    box = files.mbox(
+        files.mail(
+            "The lock is new.\n\nFrom now on it is walnut.\n\nFrom noon on:\nPassword: lantern.\n", "First"
+        ),
+        files.mail("Two", "Second", identity="<2@x.y>"),
+    )
+    document = read_document(written(tmp_path, "box.mbox", box.replace(b"\n>From", b"\nFrom")))
+    assert [section.heading for section in document.sections] == [("First",), ("Second",)]
+    assert (
+        "The lock is new.\n\nFrom now on it is walnut.\n\nFrom noon on:\nPassword: lantern.\n"
+        in document.text
+    )
+
+
+def parts(kind, *texts):
+    """Return an e-mail with parts of (type, text)."""
+    made = MIMEMultipart(kind)
+    made["From"], made["Subject"] = "Zoé <zoe@example.org>", "it"
+    for subtype, text in texts:
+        made.attach(MIMEText(text, subtype, "utf-8"))
+    return made.as_bytes()
+
+
+PAGE = "<html><body><p>The password of Sendbel is lantern.</p></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "expected"),
+    [
+        (
+            "mixed",
+            [("html", PAGE), ("plain", "-- \nThe rowers' list\n")],
+            "lantern.\n\n-- \nThe rowers' list",
+        ),
+        ("mixed", [("plain", "One.\n"), ("html", PAGE)], "One.\n\nThe password of Sendbel is lantern."),
+        ("alternative", [("plain", "Open it in a browser.\n"), ("html", PAGE)], "Sendbel is lantern."),
+        (
+            "alternative",
+            [("plain", "The password of Sendbel is lantern!\n"), ("html", PAGE)],
+            "Sendbel is lantern!",
+        ),
+        ("alternative", [("plain", " \n"), ("html", PAGE)], "it\n\nThe password of Sendbel is lantern."),
+        (
+            "alternative",
+            [("plain", "All of it is here.\n"), ("html", "<img src=a.png>")],
+            "it\n\nAll of it is here.",
+        ),
+    ],
+)
+def test_the_parts_of_a_mail_that_a_mail_program_shows_are_read(tmp_path, kind, texts, expected):
+    text = read_document(written(tmp_path, "a.eml", parts(kind, *texts))).text
+    assert expected in text
+    assert text.count("lantern") == expected.count("lantern")
+
+
+@pytest.mark.parametrize(
+    ("charset", "encoding", "text"),
+    [("iso-8859-1", "cp1252", "Norbert’s rope – 30 €"), ("ks_c_5601-1987", "cp949", "똠방각하입니다")],
+)
+def test_mails_are_decoded_as_mail_programs_do(tmp_path, charset, encoding, text):
+    subject = base64.b64encode(text.encode(encoding)).decode()
+    header = (
+        f"From: a@b.org\nSubject: =?{charset}?b?{subject}?=\nContent-Type: text/plain; charset={charset}\n\n"
+    )
+    document = read_document(written(tmp_path, "a.eml", header.encode() + text.encode(encoding)))
+    assert document.title == text
+    assert document.text.endswith(f"\n\n{text}\n\n")
 
 
 def test_what_a_reply_quotes_of_a_mail_that_is_not_there_stays(tmp_path):
