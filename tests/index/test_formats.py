@@ -69,6 +69,45 @@ def test_a_damaged_page_costs_that_page(tmp_path, monkeypatch):
         read_document(written(tmp_path, "b.pdf", files.pdf("Two.", "")))
 
 
+def test_what_was_typed_into_a_form_is_read(tmp_path):
+    widget = "/Subtype /Widget"
+    data = files.pdf_form(
+        f"{widget} /FT /Tx /T (tenant) /V (Norbert Vale)",
+        f"{widget} /FT /Tx /T (f1) /TU (Rent in coins) /V (82)",
+        f"{widget} /FT /Tx /T (empty) /V ()",
+        f"{widget} /FT /Ch /T (boats) /V [(Canoe) (Raft)]",
+        f"{widget} /FT /Btn /T (pets) /V /Yes /AS /Yes",
+        f"{widget} /FT /Btn /T (smoker) /V /Off /AS /Off",
+        f"{widget} /FT /Tx /Ff 8192 /T (code) /V (hunter2)",
+        f"{widget} /F 2 /FT /Tx /T (invisible) /V (no)",
+        f"{widget} /Parent << /FT /Tx /T (town) /V (Sendbel) >>",
+        "/Subtype /FreeText /Contents (Paid in May.)",
+    )
+    document = read_document(written(tmp_path, "a.pdf", data))
+    entries = (
+        "tenant: Norbert Vale\nRent in coins: 82\nboats: Canoe, Raft\npets: yes\ntown: Sendbel\nPaid in May."
+    )
+    assert document.text == f"Lease\n\n{entries}"
+    assert document.notes == ()
+    xfa = read_document(written(tmp_path, "b.pdf", data.replace(b"/AcroForm <<", b"/AcroForm << /XFA ()")))
+    assert "XFA" in xfa.notes[0]
+    assert [section.page for section in document.sections] == [1]
+
+
+@pytest.mark.parametrize("algorithm", ["AES-128", "AES-256"])
+def test_a_pdf_that_anyone_may_open_is_read_though_it_is_encrypted(tmp_path, monkeypatch, algorithm):
+    import pypdf
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(files.pdf("The word is lantern.")))
+    writer.encrypt("", "owner", algorithm=algorithm)
+    path = tmp_path / "a.pdf"
+    writer.write(path)
+    assert read_document(path).text == "The word is lantern."
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtra, match=r"cryptography.*kvweave\[pdf\]"):
+        read_document(path)
+
+
 def test_the_pages_of_a_pdf_have_numbers_and_the_headings_of_its_outline(tmp_path):
     data = files.pdf("One.", "Two.", "Three.", headings=["Opening", "Closing"])
     document = read_document(written(tmp_path, "a.pdf", data))
