@@ -312,6 +312,68 @@ def test_notebook(tmp_path):
     assert [section.heading for section in document.sections] == [("Tides", "cell 1"), ("Tides", "cell 2")]
 
 
+def test_escaped_letters_of_json_are_read(tmp_path):
+    value = {"name": "Zoé Müller", "key": "密码", "smile": "😀", "path": "C:\\\\u00e9", "said": 'so "it" is'}
+    one = json.dumps(value, indent=1) + "\n"
+    expected = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    for name, escaped, plain in (("a.json", one, expected), ("a.jsonl", one * 2, expected * 2)):
+        document = read_document(written(tmp_path, name, escaped))
+        assert document.text == plain
+        assert document.numbered_lines
+    odd = r'{"a": "R\u0026D \u003c3 \u0022 \u0000 \ud83d", "b": "one\ntwo\/three \\n"} not closed'
+    expected = r'{"a": "R&D <3 \u0022 \u0000 ' + "\ufffd" + r'", "b": "one two/three \\n"} not closed'
+    assert read_document(written(tmp_path, "b.json", odd)).text == expected
+    assert read_document(written(tmp_path, "a.py", r"x = '\u00e9'")).text == r"x = '\u00e9'"
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.json", "a.css", "a.csv", "a.ipynb"])
+def test_embedded_pictures_are_left_out(tmp_path, name):
+    picture = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 200).decode()
+    text = f"The plan.\n\n![plan]({picture})\n\nThe word is lantern.\n"
+    book = json.dumps({"cells": [{"cell_type": "markdown", "source": text}]})
+    document = read_document(written(tmp_path, name, book if name == "a.ipynb" else text))
+    assert document.text.strip() == "The plan.\n\n![plan]()\n\nThe word is lantern."
+    short = "The form is data:image/png;base64,AAAA"
+    assert read_document(written(tmp_path, "b.md", short)).text == short
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.rst"])
+@pytest.mark.parametrize(
+    ("front", "title"),
+    [
+        ("---\ntitle: Keys of the boathouse\naliases: []\n---\n", "Keys of the boathouse"),
+        ('---\ntags:\n  - title: no\nTitle: "Keys: all"\n...\n', "Keys: all"),
+        ("+++\ntitle = 'Keys'\n+++\n", "Keys"),
+        ("---\ntitle: >\n  Keys\naliases: []\n---\n", "Use"),
+        ("---\naliases: []\n---\n", "Use"),
+        ("---\n---\n", "Use"),
+    ],
+)
+def test_data_before_the_text_are_no_heading(tmp_path, name, front, title):
+    text = front + "\nThe word is walnut.\n\nUse\n===\n\nAt the gate.\n"
+    document = read_document(written(tmp_path, name, text))
+    assert document.title == title
+    assert document.text == text
+    assert [section.heading for section in document.sections] == [("Use",)]
+
+
+def test_a_rule_at_the_beginning_is_no_data(tmp_path):
+    document = read_document(written(tmp_path, "a.md", "---\n\nOne\n===\n\nText.\n\n---\n\n# Two\n"))
+    assert [section.heading for section in document.sections] == [("One",), ("Two",)]
+
+
+def test_signs_without_width_are_removed_and_places_stay_right(tmp_path):
+    page = "<h1>Kühl&shy;haus</h1><p>Donau&shy;dampf&#x200b;schiff</p><h2>Zwei&shy;tes</h2><p>Ende</p>"
+    document = read_document(written(tmp_path, "a.html", page))
+    assert document.text == "Kühlhaus\n\nDonaudampfschiff\n\nZweites\n\nEnde\n"
+    assert document.title == "Kühlhaus"
+    assert headings(document) == {"Kühlhaus": ("Kühlhaus",), "Zweites": ("Kühlhaus", "Zweites")}
+    emoji = "👩\u200d🚀 می\u200cخواهم"
+    assert read_document(written(tmp_path, "a.txt", f"one\u00ad\ntwo {emoji}")).text == f"one\ntwo {emoji}"
+    mail = files.mail("Der Kühl\u00ad\nschrank.")
+    assert "Der Kühlschrank." in read_document(written(tmp_path, "a.eml", bytes(mail))).text
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_csv_keeps_its_text_and_knows_its_header(tmp_path, separator):
     text = "".join(separator.join(map(str, row)) + "\n" for row in files.ROWS)
