@@ -109,6 +109,7 @@ def test_powers_formulas_and_changes(markup: str, text: str) -> None:
             "<tr><th>Depot<th>Tool<th>Pieces<tr><td rowspan=2>North<td>Saw<td>12<tr><td>Rake<td>7<tr><td>South<td>Saw<td>3",
             "Depot\tTool\tPieces\nNorth\tSaw\t12\nNorth\tRake\t7\nSouth\tSaw\t3\n",
         ),
+        ("<tr>\n <td>a</td>\n <td colspan=2> b </td>\n <td>c</td>\n</tr>", "a\tb \t\tc\n"),
         ("<tr><td>a<td rowspan=2>b<tr><td>c", "a\tb\nc\tb\n"),
         ("<tr><td>a<td>b<td rowspan=0>c<tr><td>d<tr><td>e<td>f", "a\tb\tc\nd\t\tc\ne\tf\tc\n"),
         ("<tr><th colspan=2>Price<th>Tool<tr><td>1<td>2<td>Saw", "Price\t\tTool\n1\t2\tSaw\n"),

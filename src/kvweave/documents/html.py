@@ -137,7 +137,7 @@ class _Page:
         text = "".join(self._parts)
         text = re.sub(r"[ \t]*\n[ \t]*(?=\n)", "\n", text)
         text = re.sub(r"[ \t]+\n", "\n", text)
-        text = re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n" if text.strip() else ""
+        text = re.sub(r"\n{3,}", "\n\n", text).lstrip("\n").rstrip() + "\n" if text.strip() else ""
         return text, self._groups
 
     def _enter(self, node: Any) -> bool:
@@ -189,7 +189,7 @@ class _Page:
             self._grids.pop()
         self._break(tag, opening=False)
         if tag in _CELLS:
-            self._parts.append("\t" * self._grids[-1].end_cell(self._parts))
+            self._parts += ["\t"] * self._grids[-1].end_cell(self._parts)
         self._end(tag)
 
     def _data(self, data: str) -> None:
