@@ -24,6 +24,7 @@ _OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _TITLE_STYLES: Final = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => p:fresh"
 _CELL: Final = re.compile(r"<t([dh])\b.*?</t\1>", re.DOTALL)
 _WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_WORD_PICTURES: Final = ("word/media/", "word/embeddings/")
 _ROWS_SEARCHED: Final = 20
 
 
@@ -50,26 +51,26 @@ def _without_paragraphs(cell: re.Match[str]) -> str:
 def _with_typed_formulas(data: bytes) -> bytes:
     """Return a Word file with text in place of its formulas, which mammoth leaves out; it may lack pictures."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        parts = {
-            each.filename: archive.read(each)
-            for each in archive.infolist()
-            if not each.filename.startswith("word/media/")
-        }
-    with_formulas = [name for name, part in parts.items() if name.endswith(".xml") and b"oMath" in part]
-    if not with_formulas:
-        return data
-    for name in with_formulas:
-        root = ElementTree.fromstring(parts[name])
-        for parent in [each for each in root.iter() if not _is_formula(each)]:
-            for at, element in enumerate(parent):
-                if _is_formula(element):
-                    parent[at] = _typed(element)
-        parts[name] = ElementTree.tostring(root)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, part in parts.items():
-            archive.writestr(name, part)
+        names = [name for name in archive.namelist() if not name.startswith(_WORD_PICTURES)]
+        texts = {name: archive.read(name) for name in names if re.fullmatch(r"word/[^/]+\.xml", name)}
+        if not any(b"oMath" in text for text in texts.values()):
+            return data
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as changed:
+            for name in names:
+                text = texts.get(name, b"")
+                changed.writestr(name, _typed_out(text) if b"oMath" in text else archive.read(name))
     return buffer.getvalue()
+
+
+def _typed_out(text: bytes) -> bytes:
+    """Return a part of a Word file with a run of text in place of each formula."""
+    root = ElementTree.fromstring(text)
+    for parent in [each for each in root.iter() if not _is_formula(each)]:
+        for at, element in enumerate(parent):
+            if _is_formula(element):
+                parent[at] = _typed(element)
+    return ElementTree.tostring(root)
 
 
 def _is_formula(element: ElementTree.Element) -> bool:
