@@ -595,6 +595,10 @@ REPLIES = {
         "The way is:\n\nFrom: North gate\nTo: South gate\n\nThe word is lantern.\n",
         "The way is:\n\nFrom: North gate\nTo: South gate\n\nThe word is lantern.\n",
     ),
+    "a line with the sender's name": (
+        "From: Zoé I know\nTo: open it\n\nWalnut.\n\nZoé: no\n\nThe password is walnut.\n",
+        "From: Zoé I know\nTo: open it\n\nWalnut.\n\nZoé: no\n\nThe password is walnut.\n",
+    ),
     "a quotation of another mail": (
         "Agreed.\n\nOn Sunday Olga wrote:\n> The word is lantern.\n",
         "Agreed.\n\nOn Sunday Olga wrote:\n> The word is lantern.\n",

@@ -85,6 +85,8 @@ def test_other_elements_are_seen(attribute: str) -> None:
     [
         ("10<sup>6</sup> and 10<sup>-3</sup> m<sup>2</sup>", "10^6 and 10^-3 m^2\n"),
         ("2<sup>n + 1</sup>, the 1<sup>st</sup>", "2^(n + 1), the 1st\n"),
+        ("M<sup>me</sup> Vale, e<sup>kt</sup>, Oar<sup>TM</sup>", "Mme Vale, e^kt, OarTM\n"),
+        ("<p><sup>1</sup> A note.", "1 A note.\n"),
         ("a note<sup>[1]</sup>", "a note[1]\n"),
         ("H<sub>2</sub>O, 10<sub>2</sub>", "H2O, 10_2\n"),
         ("is <del>50</del><ins>82</ins> coins", "is 82 coins\n"),

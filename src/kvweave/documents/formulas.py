@@ -19,11 +19,12 @@ def grouped(term: str) -> str:
 
 
 def raised(text: str, before: str) -> str:
-    """Return a superscript behind the text `before`: "^6" after "10", but "st" after "1", and "[1]" as it is."""
-    if not text or text.startswith(("[", "(")) or not before.strip():
+    """Return a superscript behind the text `before`: "^6" after "10", "me" in "Mme" and "st" in "1st", "[1]" as it is."""
+    if not text or text.startswith(("[", "(")) or not before[-1:].strip():
         return text
-    ordinal = before[-1].isdigit() and len(text) > 1 and text.isalpha()
-    return text if ordinal else f"^{grouped(text)}"
+    is_variable = before[-1].islower() and not before[-2:-1].isalpha()
+    of_a_word = len(text) > 1 and text.isalpha() and not is_variable
+    return text if of_a_word else f"^{grouped(text)}"
 
 
 def lowered(text: str, before: str) -> str:

@@ -169,7 +169,7 @@ class _Page:
     def _formula(self, node: Any, tag: str) -> str:
         if tag == "math":
             return mathml_text(node)
-        before = self._parts[-1][-1:] if self._parts else ""
+        before = self._parts[-1][-2:] if self._parts else ""
         text = " ".join(str(node.text()).split())
         return raised(text, before) if tag == "sup" else lowered(text, before)
 

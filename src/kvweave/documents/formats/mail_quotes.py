@@ -46,6 +46,11 @@ class QuotedMail:
         """Return whether the words of a line stand next to each other in the text."""
         return f" {' '.join(words_of(line))} " in self.words
 
+    def begins_with(self, line: str) -> bool:
+        """Return whether the text begins with the words of a line that has words."""
+        words = words_of(line)
+        return bool(words) and self.words.startswith(f" {' '.join(words)} ")
+
     @cached_property
     def names(self) -> frozenset[str]:
         """The words of the sender's name and address."""
@@ -110,7 +115,10 @@ def _mark_quoted(lines: Sequence[str], marked: Sequence[bool], dropped: list[boo
 def _mark_forwarded(
     lines: Sequence[str], marked: Sequence[bool], dropped: list[bool], mail: QuotedMail
 ) -> None:
-    """Mark what the e-mail has below its header, which mail programs like Outlook put above an unmarked quotation."""
+    """Mark what the e-mail has below its header, which mail programs like Outlook put above an unmarked quotation.
+
+    The header has two lines or more and names the sender, and the quotation starts where the e-mail does.
+    """
     n = 0
     while n < len(lines):
         first, n = n, n + 1
@@ -121,7 +129,8 @@ def _mark_forwarded(
         end = body
         while end < len(lines) and (not words_of(lines[end]) or mail.has(lines[end])):
             end += 1
-        if header.isdisjoint(mail.names) or not any(words_of(line) for line in lines[body:end]):
+        beginning = next((line for line in lines[body:end] if words_of(line)), "")
+        if body - first < 2 or header.isdisjoint(mail.names) or not mail.begins_with(beginning):
             continue
         if first and _RULE.match(lines[first - 1]):
             first -= 1
