@@ -226,7 +226,7 @@ def _declared(data: bytes) -> Decoded | None:
     """Decode in the encoding that an HTML, XML or source file declares at its beginning; None if it declares none."""
     for name in _DECLARED.findall(data[:2048]):
         try:
-            encoding = codecs.lookup(codec_of(name.decode("ascii"))).name
+            encoding = codec_of(name.decode("ascii"))
             if encoding not in ("utf-8", "ascii") and not encoding.startswith(("utf-16", "utf-32")):
                 return Decoded(decode_as(data, name.decode("ascii")))
         except (LookupError, UnicodeDecodeError):
