@@ -131,7 +131,8 @@ class _Known:
             if len(self._read) >= _MAX_KEPT:
                 self._read.clear()
             sender, date = _header(message, "From"), _header(message, "Date")
-            self._read[identity] = QuotedMail(sender, date, _body(message)[0].text)
+            text = _Body(with_attachments=False).read(message).text
+            self._read[identity] = QuotedMail(sender, date, text)
         return self._read[identity]
 
     def _stored(self, identity: str) -> Message | None:
@@ -195,9 +196,10 @@ def _body(message: Message) -> tuple[HtmlText, list[Attachment], tuple[str, ...]
 
 
 class _Body:
-    """Reads the parts of one message."""
+    """Reads the parts of one message; the attachments only if they are wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_attachments: bool = True) -> None:
+        self._with_attachments = with_attachments
         self.attachments: list[Attachment] = []
         self.notes: list[str] = []
         self._parts = 0
@@ -217,7 +219,8 @@ class _Body:
                 )
             return _joined(pages)
         if part.get_content_disposition() == "attachment" or name or kind not in ("text/plain", "text/html"):
-            self.attachments += _attachment(part, kind, name)
+            if self._with_attachments:
+                self.attachments += _attachment(part, kind, name)
             return HtmlText("", "")
         text, note = _text(part)
         self.notes += [note] if note else []
