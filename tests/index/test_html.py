@@ -73,6 +73,15 @@ def test_hidden_elements_are_left_out(attribute: str) -> None:
     assert read_html(f"<table><tr><td>a<td {attribute}>no<td>b</table>").text == "a\tb\n"
 
 
+def test_a_formula_that_is_hidden_beside_its_picture_is_read() -> None:
+    formula = "<math><mi>E</mi><mo>=</mo><mn>3</mn></math>"
+    page = (
+        f'<p>So <span><span style="display: none;">{formula}</span><img src=a.svg aria-hidden="true"></span>.'
+    )
+    assert read_html(page).text == "So E=3.\n"
+    assert read_html(f"<p hidden>no {formula}</p>seen").text == "seen\n"
+
+
 @pytest.mark.parametrize(
     "attribute", ["hidden=until-found", 'aria-hidden="false"', 'style="display:block"', "class=hidden"]
 )

@@ -94,6 +94,13 @@ def _is_hidden(node: Any) -> bool:
     )
 
 
+def _only_formula(node: Any) -> str:
+    """Return the formula of an element that has nothing else: Wikipedia hides it beside a picture of it."""
+    formula = node.css_first("math")
+    is_alone = formula is not None and str(node.text()).strip() == str(formula.text()).strip()
+    return mathml_text(formula) if is_alone else ""
+
+
 class _Mark:
     """Something that begins or ends in the text, with the `words` of a heading; `certain` for rows below a marked header."""
 
@@ -146,7 +153,10 @@ class _Page:
         if tag == "-text":
             self._data(str(node.text_content or ""))
             return False
-        if tag in _DROPPED or tag.startswith(("-", "!")) or _is_hidden(node):
+        if tag in _DROPPED or tag.startswith(("-", "!")):
+            return False
+        if _is_hidden(node):
+            self._data(_only_formula(node))
             return False
         if tag in ("math", "sup", "sub"):
             self._data(self._formula(node, tag))
