@@ -81,14 +81,39 @@ class MatchExactPath:
 
 @dataclass(frozen=True, slots=True)
 class MatchPathThenChunk:
-    """The exact path first, then chunks by content."""
+    """The exact path first, then chunks by content: as prepared, else as an earlier prompt computed them after other chunks."""
 
     stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
     position_independent: bool = True
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Run one catalogue query for the whole prompt."""
+        """Run one catalogue query for the whole prompt, and one for the KV that earlier prompts left."""
         return _find(request, prepare, exact_chunks=True, any_chunks=True)
+
+
+def left_by_requests(request: PrefillRequest, spans: Sequence[int]) -> list[list[KVProvenance]]:
+    """Return for each chunk span the exact KV that earlier prompts computed after the same system prefix, the best first.
+
+    It is stale in this prompt, but needs no preparation. The more of the chunks before it are also before it in this
+    prompt, and the fewer are not, the better it is.
+    """
+    ids, prefix = [request.prompt.ids(request.prompt.spans[number]) for number in spans], request.system_path
+    found = []
+    for number, versions in zip(spans, request.store.versions(request.adapter.fingerprint, ids), strict=True):
+        regime, before = request.exact_provenance(number).rope_regime, set(request.chunks_before(number))
+        usable = [
+            (len(before.symmetric_difference(preceding_chunks(request, each))), each)
+            for each in versions
+            if each.exact and each.rope_regime == regime and each.context[: len(prefix)] == prefix
+        ]
+        found.append([each for _, each in sorted(usable, key=lambda pair: pair[0])])
+    return found
+
+
+def preceding_chunks(request: PrefillRequest, provenance: KVProvenance) -> tuple[str, ...]:
+    """Return the digests of the chunks that this KV was computed after; none if not after this prompt's prefix."""
+    prefix = request.system_path
+    return provenance.context[len(prefix) :] if provenance.context[: len(prefix)] == prefix else ()
 
 
 def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> list[int]:
@@ -116,12 +141,16 @@ def _find(
     exact = [_exact_provenance(request, i, span, exact_chunks) for i, span in enumerate(spans)]
     by_content = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
     candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
-    wanted = []
-    for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
-        provenances = [*([best] if best is not None else []), *candidates.get(number, ())]
-        wanted.append((request.prompt.ids(span), provenances if span.tokens else []))
+    tried = [
+        [*([best] if best is not None else []), *candidates.get(number, ())]
+        for number, best in enumerate(exact)
+    ]
+    left = dict(zip(by_content, left_by_requests(request, by_content), strict=True)) if exact_chunks else {}
+    wanted = [
+        (request.prompt.ids(span), [*tried[number], *left.get(number, ())] if span.tokens else [])
+        for number, span in enumerate(spans)
+    ]
     found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
-    tried = [provenances for _, provenances in wanted]
     return tuple(_matched(*each) for each in zip(spans, found, exact, tried, strict=True))
 
 
@@ -153,7 +182,7 @@ def _matched(
 
 
 def _used(provenance: KVProvenance, usable: Sequence[KVProvenance]) -> str:
-    """Say which KV is used, and of how many versions; `usable` is that one and all that rank below it."""
+    """Say which KV is used, and of how many versions; `usable` is that one and all prepared ones that rank below it."""
     computed = "after other chunks" if provenance.kind == OBSERVED else "for any position"
     versions = len(usable) > 1 and any(other.kind == OBSERVED for other in usable)
     return f"{computed} ({provenance.kind}){f', the best of {len(usable)} versions' if versions else ''}"

@@ -9,7 +9,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from kvweave.server import errors, operations
+from kvweave.server import chunks, errors, operations
 from kvweave.server.bases import conversations, uploads
 from kvweave.server.bases import routes as knowledge_bases
 from kvweave.server.middleware import (
@@ -33,6 +33,7 @@ ROUTERS: Final = tuple(
         completions,
         responses,
         embeddings,
+        chunks,
         knowledge_bases,
         conversations,
         uploads,
