@@ -6,7 +6,7 @@ imported when first needed, so that listing and removing documents stays light.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from kvweave.results import AddReport, Answer, FoundPassage, PrepareReport, Sour
 from kvweave.state.active_requests import ActiveRequests, RequestGuard
 from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import (
-    IDLE_LOCK,
     SWEEP_GRACE_S,
     KnowledgeBaseState,
     Progress,
@@ -200,7 +199,7 @@ class KnowledgeBase:
                 self.state.remove(source)
             self.answers.clear()
             self.predictions.clear()
-            self.state.verdicts.clear()
+            self.state.calibrations.clear()
             self.metadata.clear()
             store.clear()
         self.components.forget()
@@ -223,8 +222,6 @@ class KnowledgeBase:
 
         Raises PathNotFound if the knowledge base lists no such document.
         """
-        from kvweave.answering.passages import text_of_passages
-
         version = next((each.version for each in self.documents() if each.source == source), None)
         if version is None:
             raise PathNotFound(f"no document of knowledge base {self.name!r} is called {source!r}")
@@ -243,8 +240,7 @@ class KnowledgeBase:
 
     def explained_passages(self, question: str, top_k: int | None = None) -> tuple[FoundPassage, ...]:
         """Return the same with the reason why each was found; raises as `prompt`."""
-        from kvweave.answering.kb_question import sources_of
-        from kvweave.answering.passages import explained
+        from kvweave.answering.kb_question import explained, sources_of
 
         found = self._asker.ranked(question, top_k)
         return explained(question, found, sources_of(self.state.documents, found))
@@ -352,7 +348,7 @@ class KnowledgeBase:
         """Return the cost and use of background work, and whether it may run now; `machine` defaults to this machine."""
         from kvweave.background.status import idle_status
 
-        return idle_status(self.background_budget, self.config.idle, self.answers, self.predictions, machine)
+        return idle_status(self.state, self.config.idle, machine)
 
     # Calibration
 
@@ -361,7 +357,7 @@ class KnowledgeBase:
         questions: Sequence[str] | None = None,
         progress: Progress = no_progress,
     ) -> "CalibrationResult":
-        """Find the cheapest budget that keeps what full attention answers; recipe `auto` then stands for it.
+        """Find the cheapest budget that keeps what full attention answers; recipe `auto` then resolves to it.
 
         `questions` are taken in place of those that users asked and that were predicted. Then the KV that the choice needs is
         computed. Safe to interrupt: what was measured is kept, and the next call continues, unless documents change before.
@@ -407,11 +403,11 @@ class KnowledgeBase:
 
     @once
     def auto(self) -> "AutoRecipe":
-        """The recipe that `auto` stands for."""
+        """Resolves the recipe `auto`."""
 
         from kvweave.state.calibration_results import AutoRecipe
 
-        return AutoRecipe(self.state.verdicts, self.config, self.metadata, lambda: self.answers.epoch)
+        return AutoRecipe(self.state.calibrations, self.config, self.metadata, lambda: self.answers.epoch)
 
     @once
     def _indexer(self) -> "Indexer":
@@ -451,14 +447,7 @@ class KnowledgeBase:
     def _asker(self) -> "Asker":
         from kvweave.answering.ask import Asker
 
-        return Asker(
-            self.name,
-            self.state.documents,
-            self.components,
-            self._cached_answers,
-            self._settings,
-            self.metadata,
-        )
+        return Asker(self.name, self.components, self._cached_answers, self._settings, self.metadata)
 
     @once
     def _conversations(self) -> "Conversations":
@@ -468,19 +457,17 @@ class KnowledgeBase:
 
     @once
     def _background(self) -> "BackgroundRunner":
-        from kvweave.background.runner import background_runner
+        from kvweave.background.runner import BackgroundRunner
 
-        return background_runner(
-            self.state,
-            self.components,
-            self._cached_answers,
-            self._settings,
-            self.metadata,
-            self.background_budget,
-            self.requests,
-            self.folder / IDLE_LOCK,
-            self.preparer,
-        )
+        return BackgroundRunner(self.state, self._asker, self.requests, self.preparer)
+
+
+def text_of_passages(passages: Iterable[tuple[int, str]]) -> str:
+    """Return the text that has each passage at its offset; `passages` in reading order, they may overlap."""
+    text = ""
+    for start, passage in passages:
+        text = text[:start] + "\n" * (start - len(text)) + passage + text[start + len(passage) :]
+    return text
 
 
 def open_knowledge_base(

@@ -40,18 +40,18 @@ _MONTH_OF: Final = {month[:3]: month for month in MONTHS}
 _PLAIN_MONTHS: Final = frozenset(MONTHS) - {"may", "march"}
 """Months that are no other words in small letters."""
 
-_SMALL: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-_TENS: Final = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+SMALL_NUMBERS: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+TENS: Final = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SCALES: Final = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 _ORDINALS: Final = (
     "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth "
     "seventeenth eighteenth nineteenth".split()
 )
 _VALUES: Final = {
-    **{word: n for n, word in enumerate(_SMALL)},
+    **{word: n for n, word in enumerate(SMALL_NUMBERS)},
     **{word: n for n, word in enumerate(_ORDINALS)},
-    **{word: 10 * n for n, word in enumerate(_TENS, 2)},
-    **{f"{word[:-1]}ieth": 10 * n for n, word in enumerate(_TENS, 2)},
+    **{word: 10 * n for n, word in enumerate(TENS, 2)},
+    **{f"{word[:-1]}ieth": 10 * n for n, word in enumerate(TENS, 2)},
     **_SCALES,
     **{f"{word}th": value for word, value in _SCALES.items() if word != "dozen"},
 }
@@ -174,7 +174,7 @@ def numbers(words: Sequence[Word]) -> tuple[str, ...]:
         elif text.removesuffix("s") in WEEKDAYS:
             found.append(text.removesuffix("s"))
         elif text in _VALUES and text not in ("one", "first"):
-            if before in _TENS and _VALUES[text] < 10:
+            if before in TENS and _VALUES[text] < 10:
                 found[-1] = str(_VALUES[before] + _VALUES[text])
             else:
                 found.append(str(_VALUES[text]))

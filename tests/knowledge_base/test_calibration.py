@@ -14,7 +14,7 @@ from kvweave.files import try_lock
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.candidates import candidates
 from kvweave.recipes.methods import recipe_named
-from kvweave.state import calibration_results as verdicts
+from kvweave.state import calibration_results
 from kvweave.state.calibration_results import Measured, Trial, allowed_losses, chosen, interval, summarised
 from kvweave.types import Prompt
 from support import tiny_kb
@@ -132,10 +132,10 @@ def test_a_choice_is_used_prepared_told_and_shared(open_kb, few, tmp_path):
     assert base.ask(QUESTIONS[0], recipe="reuse", cache="off").plan.auto == ""
 
     # Other processes, and other settings
-    assert open_kb(**ANYTHING).calibration().verdict.recipe == CHEAPEST
+    assert open_kb(**ANYTHING).calibration().result.recipe == CHEAPEST
     other = open_kb(**ANYTHING, top_k=2).calibration()
-    assert other.verdict is None
-    assert "the latest calibration is for top_k 3, not 2" in other.told
+    assert other.result is None
+    assert "the latest calibration is for top_k 3, not 2" in other.summary
 
     new = tmp_path / "new.txt"
     new.write_text("Another note, of one part.")
@@ -157,7 +157,7 @@ def test_a_result_that_holds_trials_of_fewer_bits_is_read(open_kb, few, tmp_path
     older = {**json.loads(stored), "weights": {"own": "full", "own_bytes": 9, "trials": []}}
     database.execute("UPDATE calibrations SET verdict = ?", (json.dumps(older),))
     database.close()
-    assert open_kb(**ANYTHING).calibration().verdict == verdict
+    assert open_kb(**ANYTHING).calibration().result == verdict
 
 
 def test_a_ratio_of_the_choice_is_part_of_the_answers_settings(open_kb, few, monkeypatch):
@@ -180,7 +180,7 @@ def test_where_nothing_keeps_enough_it_is_prefix(open_kb, few, monkeypatch):
     verdict = base.calibrate(few)
     assert (verdict.recipe, verdict.ratio) == ("prefix", None)
     assert {trial.questions for trial in verdict.trials} == {1}  # what has lost is not tried further
-    assert "no cheaper recipe keeps 98%" in verdict.told
+    assert "no cheaper recipe keeps 98%" in verdict.summary
     assert base.ask(QUESTIONS[0]).plan.recipe == "prefix"
 
 
@@ -202,7 +202,7 @@ def test_an_interrupted_calibration_continues(open_kb, few, monkeypatch):
     monkeypatch.setattr(Calibrator, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         base.calibrate(few)
-    assert base.calibration().verdict is None
+    assert base.calibration().result is None
     assert base.calibrate(few).questions == 4
     assert measured == [*few[:2], "interrupt", *few[2:]]
 
@@ -221,8 +221,8 @@ def test_a_disk_without_room_for_a_trial_measures_nothing(open_kb, few, monkeypa
     monkeypatch.setattr(ChunkStore, "put", lambda *given, **named: False)
     with pytest.raises(StoreFull, match="calibration measures nothing"):
         base.calibrate(few)
-    assert not base.state.verdicts.measured(base.auto.conditions())
-    assert base.calibration().verdict is None
+    assert not base.state.calibrations.measured(base.auto.conditions())
+    assert base.calibration().result is None
 
 
 # How long a verdict holds
@@ -231,7 +231,7 @@ def test_a_disk_without_room_for_a_trial_measures_nothing(open_kb, few, monkeypa
 def test_it_holds_whatever_least_shares_are_set(open_kb, few):
     open_kb(**ANYTHING).calibrate(few)
     base = open_kb()
-    assert base.calibration().verdict.recipe == CHEAPEST
+    assert base.calibration().result.recipe == CHEAPEST
     assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
 
 
@@ -249,8 +249,8 @@ def test_documents_are_listed_under_another_instruction(open_kb):
     base = open_kb(system="Answer in Latin.")
     assert base.documents()
     found = base.calibration()
-    assert found.verdict is None
-    assert "was made with" in found.told
+    assert found.result is None
+    assert "was made with" in found.summary
 
 
 def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_changed(
@@ -262,14 +262,14 @@ def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_cha
     new.write_text("Another note, of one part.")
     base.add(new)
     found = base.calibration()
-    assert found.verdict.recipe == CHEAPEST
+    assert found.result.recipe == CHEAPEST
     assert found.note == "14% of the chunks have changed since"
-    assert not found.due
+    assert not found.needed
     base.remove(tmp_path / "notes" / "0.txt")
     found = base.calibration()
-    assert found.verdict.recipe == CHEAPEST
+    assert found.result.recipe == CHEAPEST
     assert found.note == "43% of the chunks have changed since; run `kvweave calibrate`"
-    assert found.due
+    assert found.needed
     assert base.ask(QUESTIONS[0]).plan.recipe == CHEAPEST
     monkeypatch.setattr("kvweave.state.calibration_results.__version__", "99")
     assert "for kvweave" in base.calibration().note
@@ -279,8 +279,8 @@ def test_it_stays_until_it_is_made_again_and_is_due_once_many_documents_have_cha
 
 def test_changed_documents_void_what_is_measured(open_kb, tmp_path):
     base = open_kb(recipe="prefix")
-    table, conditions = base.state.verdicts, base.auto.conditions()
-    table.add_measured(conditions, "When?", verdicts.MeasuredQuestion({}, 1.0, 1.0))
+    table, conditions = base.state.calibrations, base.auto.conditions()
+    table.add_measured(conditions, "When?", calibration_results.MeasuredQuestion({}, 1.0, 1.0))
     assert table.measured(conditions)
     left = base.folder / "calibration"  # by a killed process
     left.mkdir()
@@ -306,7 +306,7 @@ def test_idle_time_calibrates_once_enough_questions_are_known(open_kb, few, monk
     base.answers.add_predicted(few[3], vector, base._settings.options())
     report = base.idle()
     assert report.jobs["calibration"] == 6  # four questions, one batch of chunks, the verdict
-    verdict = base.calibration().verdict
+    verdict = base.calibration().result
     assert (verdict.recipe, verdict.asked, verdict.predicted) == (CHEAPEST, 3, 1)
     assert report.jobs["answers"] == 3
     for question in (few[0], few[3]):  # asked and predicted: computed ahead by the recipe that now answers

@@ -3,8 +3,8 @@
 import pytest
 
 import kvweave
-from kvweave.answering.passages import text_of_passages
 from kvweave.errors import PathNotFound
+from kvweave.knowledge_base import text_of_passages
 from kvweave.samples import DOCUMENTS
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance
-from kvweave.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
+from kvweave.answering.cached_answers import CachedAnswers, chunk_names
 from kvweave.answering.settings import Settings
 from kvweave.config import Config, RetrievalConfig
 from kvweave.database import Database
@@ -63,7 +63,7 @@ def keep(cached, chunks, settings=SETTINGS, text="walnut"):
     origin = AnswerProvenance(
         frozenset(each.version for each in chunks), chunk_names(chunks), cached.answers.epoch
     )
-    cached.keep(GLORRIC, VECTOR, settings, KeptAnswer(text, ()), origin)
+    cached.keep(GLORRIC, VECTOR, settings, text, (), origin)
 
 
 def find(cached, settings=SETTINGS):

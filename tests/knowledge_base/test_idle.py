@@ -202,7 +202,7 @@ def test_a_summary_that_goes_round_in_circles_is_counted_and_not_predicted_from(
 def test_predictions_that_do_not_pay_are_not_computed(base, predicted):
     predicted += [SENDBEL]
     base.idle()
-    base.predictions.worth.add_seconds("knowledge", 1e6)
+    base.predictions.worth.add("knowledge", seconds=1e6)
     base.state.database.execute("UPDATE prediction_worth SET asked = 30")
     assert base.idle_status().predictions["knowledge"].paused
     ((_, settings),) = base.answers.most_used()

@@ -8,7 +8,7 @@ import pytest
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance
-from kvweave.answering.cached_answers import CachedAnswers, KeptAnswer, chunk_names
+from kvweave.answering.cached_answers import CachedAnswers, chunk_names
 from kvweave.database import Database
 from kvweave.index.search import FoundChunk, SearchReason
 from kvweave.options import AskOptions
@@ -60,7 +60,7 @@ def cached(tmp_path, index):
 
 def keep(cached, question, text, vector):
     origin = AnswerProvenance(frozenset("a"), chunk_names([OWN]), cached.answers.epoch)
-    cached.keep(question, vector, SETTINGS, KeptAnswer(text, ()), origin)
+    cached.keep(question, vector, SETTINGS, text, (), origin)
 
 
 def find(cached, question, vector):

@@ -143,8 +143,8 @@ def test_a_paused_kind_writes_nothing_until_documents_change(base, wordings, doc
     wordings += [OTHERWISE]
     base.ask(GLORRIC)
     base.background_budget.add("population", Spent(1, 1.0, 0.0))
-    base.predictions.worth.add_ready("paraphrase")
-    base.predictions.worth.add_seconds("paraphrase", LEAST_WORK)
+    base.predictions.worth.add("paraphrase", ready=1)
+    base.predictions.worth.add("paraphrase", seconds=LEAST_WORK)
     base.state.database.execute("UPDATE prediction_worth SET asked = ?", (LEAST_ASKED,))
     assert base.idle().jobs == {}
     status = base.idle_status().predictions

@@ -7,8 +7,8 @@ from kvweave.background.planning import (
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
+    answers_ahead,
     next_job,
-    precompute_extent,
 )
 
 A0, A1, B0 = ChunkRef("a:0", "a", 30), ChunkRef("a:1", "a", 30), ChunkRef("b:0", "b", 30)
@@ -41,7 +41,7 @@ class TestHistory:
     def test_a_cleared_history_starts_again(self, predictions):
         predictions.history.add("one?")
         predictions.history.mark_seen(predictions.history.last)
-        predictions.history.clear()
+        predictions.clear()
         assert not predictions.history.has_new
         predictions.history.add("two?")
         assert predictions.history.has_new
@@ -120,7 +120,7 @@ class TestNextJob:
         predictions.summary.put((A0, A1), "About a.")
         job = self.job(predictions, *chunks)
         assert isinstance(job, PredictFromDocuments)
-        assert (job.part.text, job.round, job.others) == ("About a.", 0, ())
+        assert (job.part.text, job.part.rounds, job.others) == ("About a.", 0, ())
         predictions.summary.record_round(job.part.id)
         assert self.job(predictions, *chunks) == Summarise((B0,))
         predictions.summary.put((B0,), "About b.")
@@ -130,7 +130,7 @@ class TestNextJob:
         for number in range(1, ROUNDS_PER_PART):
             for text in ("About a.", "About b."):
                 job = self.job(predictions, *chunks)
-                assert (job.part.text, job.round) == (text, number)
+                assert (job.part.text, job.part.rounds) == (text, number)
                 predictions.summary.record_round(job.part.id)
         assert self.job(predictions, *chunks) is None
 
@@ -157,9 +157,9 @@ class TestNextJob:
 
 
 def test_answers_are_precomputed_up_to_the_cutoff():
-    assert precompute_extent(threshold=0.85, cutoff=0.87) == "answer"
-    assert precompute_extent(threshold=0.87, cutoff=0.87) == "answer"
-    assert precompute_extent(threshold=0.90, cutoff=0.87) == "prefill"
+    assert answers_ahead(threshold=0.85, cutoff=0.87)
+    assert answers_ahead(threshold=0.87, cutoff=0.87)
+    assert not answers_ahead(threshold=0.90, cutoff=0.87)
 
 
 def test_everything_is_there_after_reopening(database):

@@ -3,7 +3,7 @@
 import pytest
 
 from kvweave.answer_cache.summary import ChunkRef
-from kvweave.answer_cache.worth import LEAST_ASKED, LEAST_WORK, WORK_PER_HIT, OriginWorth
+from kvweave.answer_cache.worth import LEAST_ASKED, LEAST_WORK, WORK_PER_HIT, prediction_status
 from kvweave.background.planning import PredictFromDocuments, PredictFromHistory, Summarise, next_job
 
 ANSWER_S = 2.0
@@ -15,8 +15,8 @@ def worth(predictions, origin="knowledge"):
 
 def test_questions_count_once_a_prediction_is_ready(predictions):
     predictions.record_question("one?")
-    predictions.worth.add_ready("knowledge")
-    predictions.worth.add_seconds("knowledge", 6.0)
+    predictions.worth.add("knowledge", ready=1)
+    predictions.worth.add("knowledge", seconds=6.0)
     predictions.record_question("two?")
     found = worth(predictions)
     assert (found.ready, found.asked, found.hits, found.seconds, found.work) == (1, 1, 0, 6.0, 3.0)
@@ -45,19 +45,19 @@ def test_a_hit_counts_for_what_its_question_was_predicted_from_until_a_user_asks
     ],
 )
 def test_a_kind_is_paused_only_on_enough_evidence(asked, work, hits, answer_s, paused):
-    one = OriginWorth(1, asked, hits, work * ANSWER_S, answer_s)
+    one = prediction_status(1, asked, hits, work * ANSWER_S, answer_s)
     assert bool(one.paused) == paused
     assert not paused or f"{hits} of {asked} questions" in one.paused
 
 
 def test_a_change_of_documents_gives_every_kind_its_chance_again(predictions):
-    predictions.worth.add_ready("knowledge")
-    predictions.worth.add_seconds("knowledge", 1000.0)
+    predictions.worth.add("knowledge", ready=1)
+    predictions.worth.add("knowledge", seconds=1000.0)
     for number in range(LEAST_ASKED):
         predictions.record_question(f"{number}?")
     assert worth(predictions).paused
     predictions.documents_changed([])
-    assert worth(predictions) == OriginWorth(answer_s=ANSWER_S)
+    assert worth(predictions) == prediction_status(0, 0, 0, 0.0, ANSWER_S)
 
 
 def test_nothing_is_predicted_in_a_paused_way(predictions):

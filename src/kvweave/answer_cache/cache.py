@@ -8,20 +8,25 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Final
 
-from kvweave.answer_cache.entries import Entries, NewAnswer
 from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
+from kvweave.answer_cache.neighbours import Neighbours
 from kvweave.answer_cache.records import (
+    COLUMNS,
+    SCHEMA,
     AnswerCacheTotals,
     AnswerProvenance,
     CachedAnswer,
     PendingQuestion,
     PendingReason,
     Vector,
+    read_answer,
+    read_vector,
+    written_vector,
 )
-from kvweave.database import Database
+from kvweave.database import Database, FactTable
 from kvweave.options import AskOptions
 from kvweave.results import Source
 from kvweave.text import clean_text
@@ -32,40 +37,46 @@ _CANDIDATES: Final = 8
 _LEAST_COSINE: Final = 0.4
 """Stored questions below are not compared, unless they have almost the same letters."""
 
-_RECENT_QUESTIONS: Final = 2048
-"""The number of questions that `AnswerCache.nearest` compares: that takes a few milliseconds."""
+_MOST_NARROWER: Final = 32
+"""How many smaller values of `top_k` are looked at: answers to a small knowledge base were once stored under the number of
+its chunks."""
 
-# Numbers in the table `bank_facts`
+_ROW_BYTES: Final = 512
+"""Size of a row beside its texts and vector: counters, and its places in the indexes. A generous estimate."""
+
+_EVICTED_AT_ONCE: Final = 256
+_NO_PROVENANCE: Final = AnswerProvenance(frozenset(), (), 0)
+
+# Names in the table `bank_facts`
 _HITS: Final = "given"
 _EPOCH: Final = "epoch"
 _AGE: Final = "age"
+_MATCHER_VERSION: Final = "readings"
 
 
 class AnswerCache:
     """Questions and answers in `database`; several processes and threads may use one at once.
 
     Args:
-        database: of the knowledge base.
+        database: of the knowledge base; the tables are created if missing.
         limit_bytes: cap on the size of the cache; 0 turns it off.
         matcher: decides which questions may share an answer.
     """
 
     def __init__(self, database: Database, limit_bytes: int, matcher: Matcher = ENGLISH) -> None:
         self.matcher = matcher
+        self.limit_bytes = limit_bytes
         self._database = database
-        self._entries = Entries(database, matcher)
-        self._invalidation = Invalidation(database, self._entries)
-        self._eviction = Eviction(database, self._entries, limit_bytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The cap."""
-        return self._eviction.limit_bytes
+        self._neighbours = Neighbours(database)
+        self._numbers = FactTable(database, "bank_facts")
+        database.script(SCHEMA)
+        if self._number(_MATCHER_VERSION) != matcher.version:
+            self._recompute_keys()
 
     @property
     def epoch(self) -> int:
         """Number of changes to the document list; read it before retrieving what an answer is made from."""
-        return self._invalidation.epoch
+        return int(self._number(_EPOCH))
 
     def transaction(self) -> AbstractContextManager[None]:
         """Commit everything inside together, as `Database.transaction` does."""
@@ -88,15 +99,22 @@ class AnswerCache:
         """
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return None
-        candidates = self._entries.candidates(question, options)
-        if candidates and candidates[0].question == clean_text(question):
+        text, key = clean_text(question), options.cache_key()
+        rows = self._database.query(
+            f"""SELECT {COLUMNS} FROM banked_questions
+                WHERE circumstances = ? AND reading = ? AND answer IS NOT NULL ORDER BY question <> ?, id""",
+            (key, self.matcher.key(text), text),
+        )
+        candidates = [read_answer(row) for row in rows]
+        if candidates and candidates[0].question == text:
             return candidates[0]
         alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
-        if found is None and self._entries.has_answers(options):
-            alike = self._entries.neighbours(question, vector(), options, _CANDIDATES, _LEAST_COSINE)
-            found = self._first_same(question, alike, threshold)
+        if found is None and self._has_answers(key):
+            near = self._neighbours.nearest(text, vector(), key, _CANDIDATES, _LEAST_COSINE)
+            answers = ((self._answer(id_), cosine) for id_, cosine in near)
+            found = self._first_same(question, [(one, cosine) for one, cosine in answers if one], threshold)
         return found
 
     def _first_same(
@@ -110,28 +128,25 @@ class AnswerCache:
         return None
 
     def nearest(self, vector: Vector, options: AskOptions, threshold: float) -> CachedAnswer | None:
-        """Return the answer to the recently used question with the highest cosine to a vector (dimensions,), or None below `threshold`.
+        """Return the answer to the question with the highest cosine to a vector (dimensions,), or None below `threshold`.
 
         It may be another question.
         """
-        ids, vectors = self._entries.recently_used(options, _RECENT_QUESTIONS)
-        if not ids:
+        near = self._neighbours.nearest("", vector, options.cache_key(), 1, threshold)
+        if not near or near[0][1] < threshold:  # a question of few letters is listed whatever its cosine
             return None
-        cosines = vectors @ vector
-        best = int(cosines.argmax())
-        if cosines[best] < threshold:
-            return None
-        answer = self._entries.get(ids[best])
-        return None if answer is None else replace(answer, similarity=float(cosines[best]))
+        answer = self._answer(near[0][0])
+        return None if answer is None else replace(answer, similarity=near[0][1])
 
     def similar(self, vector: Vector, options: AskOptions, threshold: float) -> list[tuple[str, float]]:
         """Return questions, answered or not, with their cosine to a vector (dimensions,) if at least `threshold`.
 
         Compares with every question, which is slow: meant for background work.
         """
-        cosines = (
-            (question, similarity(vector, other)) for question, other in self._entries.vectors(options)
+        rows = self._database.query(
+            "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (options.cache_key(),)
         )
+        cosines = ((question, similarity(vector, read_vector(blob))) for question, blob in rows)
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
     def narrower(self, options: AskOptions) -> list[AskOptions]:
@@ -139,22 +154,40 @@ class AnswerCache:
 
         Such an answer is usable if the further chunks do not bear on the question.
         """
-        return self._entries.narrower(options)
+        least = max(1, options.top_k - _MOST_NARROWER)
+        keys = [replace(options, top_k=top_k).cache_key() for top_k in range(least, options.top_k)]
+        rows = self._database.query(
+            """SELECT value FROM json_each(?) WHERE EXISTS
+                 (SELECT 1 FROM banked_questions WHERE circumstances = value AND answer IS NOT NULL)""",
+            (json.dumps(keys),),
+        )
+        return sorted((AskOptions.from_key(key) for (key,) in rows), key=lambda each: -each.top_k)
 
     def move(self, answer: CachedAnswer, options: AskOptions) -> CachedAnswer:
-        """Store an answer under other options instead of its own, and return it."""
-        self._entries.move(answer.id, options)
+        """Store an answer under other options instead of its own, and return it.
+
+        It replaces a question in the same words that has no answer there.
+        """
+        moved_to = options.cache_key()
+        with self._database.transaction():
+            self._database.execute(
+                """DELETE FROM banked_questions WHERE circumstances = ? AND answer IS NULL
+                     AND question = (SELECT question FROM banked_questions WHERE id = ?)""",
+                (moved_to, answer.id),
+            )
+            self._database.execute(
+                "UPDATE OR IGNORE banked_questions SET circumstances = ? WHERE id = ?", (moved_to, answer.id)
+            )
         return replace(answer, options=options)
 
     def record_hit(self, answer: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """Count a use of an answer; a question in other words becomes pending, to get an answer of its own."""
         with self._database.transaction():
-            self._entries.increase(_HITS)
-            self._eviction.record_use(answer.id)
-            if not self._entries.contains(question, answer.options):
-                id_ = self._entries.put(question, answer.options, vector(), None, "matched")
-                self._eviction.record_use(id_)
-                self._eviction.evict()
+            self._increase(_HITS)
+            self._record_use(answer.id)
+            if self._id_of(question, answer.options) is None:
+                self._record_use(self._put(question, answer.options, vector(), "matched"))
+                self._evict()
 
     # Storing
 
@@ -177,14 +210,19 @@ class AnswerCache:
         """
         if not (text and self.limit_bytes) or self.matcher.is_time_sensitive(question):
             return False
-        answer = NewAnswer(text, tuple(sources), provenance.chunks, provenance.epoch)
         with self._database.transaction():
-            id_ = self._entries.put(question, options, vector, answer, None)
-            self._invalidation.set_versions(id_, provenance.versions)
-            self._entries.set_ahead(id_, None if asked else ahead_s)
+            id_ = self._put(question, options, vector, None, text, sources, provenance)
+            self._database.execute("DELETE FROM answer_versions WHERE question = ?", (id_,))
+            self._database.execute_many(
+                "INSERT INTO answer_versions VALUES (?, ?)",
+                [(version, id_) for version in provenance.versions],
+            )
             if asked:
-                self._eviction.record_use(id_)
-            self._eviction.evict()
+                self._database.execute("DELETE FROM answers_ahead WHERE question = ?", (id_,))
+                self._record_use(id_)
+            else:
+                self._database.execute("INSERT OR REPLACE INTO answers_ahead VALUES (?, ?)", (id_, ahead_s))
+            self._evict()
         return True
 
     def add_predicted(self, question: str, vector: Vector, options: AskOptions) -> None:
@@ -192,33 +230,43 @@ class AnswerCache:
         if not self.limit_bytes:
             return
         with self._database.transaction():
-            if not self._entries.contains(question, options):
-                id_ = self._entries.put(question, options, vector, None, "predicted")
-                self._eviction.record_prediction(id_)
-                self._eviction.evict()
+            if self._id_of(question, options) is None:
+                id_ = self._put(question, options, vector, "predicted")
+                # Of a lower weight than any that a user asked, so that it is evicted first.
+                self._database.execute(
+                    "UPDATE banked_questions SET last_used = ?, weight = ? WHERE id = ?",
+                    (time.time(), self._number(_AGE), id_),
+                )
+                self._evict()
 
     def add_asked(self, question: str, vector: Vector, options: AskOptions) -> None:
         """Add a question that a user asked, as pending; count a use of one that is in the cache."""
         if not self.limit_bytes or self.matcher.is_time_sensitive(question):
             return
         with self._database.transaction():
-            id_ = self._entries.id_of(question, options)
-            if id_ is None:
-                id_ = self._entries.put(question, options, vector, None, "asked")
-            self._eviction.record_use(id_)
-            self._eviction.evict()
+            id_ = self._id_of(question, options)
+            self._record_use(self._put(question, options, vector, "asked") if id_ is None else id_)
+            self._evict()
 
     def mark_prefilled(self, question: str, options: AskOptions) -> None:
         """Record that a predicted question's KV is computed and only its answer is missing."""
-        self._entries.mark_prefilled(question, options)
+        self._database.execute(
+            """UPDATE banked_questions SET waiting = 'prefilled'
+               WHERE circumstances = ? AND question = ? AND waiting = 'predicted'""",
+            (options.cache_key(), clean_text(question)),
+        )
 
     def delete(self, questions: Iterable[str], options: AskOptions | None = None) -> None:
         """Delete questions with their answers, under these options or under any."""
-        self._entries.delete(questions, options)
+        self._database.execute(
+            """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
+                 AND circumstances = coalesce(?, circumstances)""",
+            (json.dumps(list(questions)), options and options.cache_key()),
+        )
 
     def clear(self) -> None:
-        """Delete every question."""
-        self._entries.clear()
+        """Delete every question; the numbers about the cache stay."""
+        self._database.execute("DELETE FROM banked_questions")
 
     # Validity
 
@@ -227,152 +275,195 @@ class AnswerCache:
 
         Drops the answers that were made from them, makes their questions pending, and returns the number of these.
         """
-        return self._invalidation.documents_changed(gone)
+        versions = (json.dumps(list(gone)),)
+        are_gone = "FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))"
+        with self._database.transaction():
+            self._increase(_EPOCH)
+            rows = self._database.query(f"SELECT DISTINCT question {are_gone}", versions)
+            dropped = self._drop_answers([id_ for (id_,) in rows], "changed")
+            self._database.execute(f"DELETE {are_gone}", versions)
+        return dropped
 
     def unchecked(self) -> Iterator[CachedAnswer]:
         """Yield answers not checked since the document list last changed, most used first."""
-        return self._entries.answered_before(self.epoch)
-
-    def get(self, id_: int) -> CachedAnswer | None:
-        """Return the answer in a row, or None if it was dropped."""
-        return self._entries.get(id_)
-
-    def stored(self, question: str, options: AskOptions) -> CachedAnswer | None:
-        """Return the answer to a question in exactly these words, or None."""
-        id_ = self._entries.id_of(question, options)
-        return None if id_ is None else self._entries.get(id_)
-
-    def ahead_s(self, answer: CachedAnswer) -> float | None:
-        """Return the seconds that computing an answer ahead took, or None if a user waited for it."""
-        return self._entries.ahead_s(answer.id)
+        ids = self._database.query(
+            "SELECT id FROM banked_questions WHERE answer IS NOT NULL AND epoch < ? ORDER BY weight DESC, id",
+            (self.epoch,),
+        )
+        for (id_,) in ids:
+            if (answer := self._answer(id_)) is not None:
+                yield answer
 
     def confirm(self, answer: CachedAnswer, epoch: int) -> None:
         """Record that an answer is made from the best chunks of an epoch, which was read before the check."""
-        self._entries.raise_epoch(answer.id, epoch)
+        self._database.execute(
+            "UPDATE banked_questions SET epoch = max(epoch, ?) WHERE id = ?", (epoch, answer.id)
+        )
 
     def invalidate(self, answer: CachedAnswer) -> None:
         """Drop an answer because better chunks came in; its question becomes pending."""
-        self._entries.drop_answers([answer.id], "stale")
+        self._drop_answers([answer.id], "stale")
 
     # Listing
+
+    def stored(self, question: str, options: AskOptions) -> CachedAnswer | None:
+        """Return the answer to a question in exactly these words, or None."""
+        id_ = self._id_of(question, options)
+        return None if id_ is None else self._answer(id_)
+
+    def ahead_s(self, answer: CachedAnswer) -> float | None:
+        """Return the seconds that computing an answer ahead took, or None if a user waited for it."""
+        rows = self._database.query("SELECT seconds FROM answers_ahead WHERE question = ?", (answer.id,))
+        return float(rows[0][0]) if rows else None
 
     def pending(
         self, most: int = 100, reasons: Iterable[PendingReason] | None = None, without: Iterable[str] = ()
     ) -> list[PendingQuestion]:
         """Return pending questions, the longest pending first: for `reasons` or for any, leaving out those of `without`."""
-        return self._entries.pending(most, reasons, without)
+        wanted = None if reasons is None else json.dumps(list(reasons))
+        rows = self._database.query(
+            """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
+               WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
+                 AND question NOT IN (SELECT value FROM json_each(?))
+               ORDER BY waiting_since, id LIMIT ?""",
+            (wanted, wanted, json.dumps(list(without)), most),
+        )
+        return [
+            PendingQuestion(question, AskOptions.from_key(key), reason, since)
+            for question, key, reason, since in rows
+        ]
 
     def most_used(self) -> list[tuple[str, AskOptions]]:
         """Return the questions that have an answer, most used first."""
-        return self._entries.most_used()
+        rows = self._database.query(
+            """SELECT question, circumstances FROM banked_questions WHERE answer IS NOT NULL
+               ORDER BY weight DESC, last_used DESC, id DESC"""
+        )
+        return [(question, AskOptions.from_key(key)) for question, key in rows]
 
     def totals(self) -> AnswerCacheTotals:
         """Return counts and sizes."""
-        counts, hits = self._entries.count(), int(self._entries.counter(_HITS))
-        return AnswerCacheTotals(
-            counts.questions,
-            counts.answered,
-            counts.waiting,
-            hits,
-            counts.bytes,
-            self.limit_bytes,
+        ((questions, answered, waiting),) = self._database.query(
+            "SELECT count(*), count(answer), count(waiting) FROM banked_questions"
+        )
+        hits = int(self._number(_HITS))
+        return AnswerCacheTotals(questions, answered, waiting, hits, self._used_bytes(), self.limit_bytes)
+
+    # Rows
+
+    def _put(
+        self,
+        question: str,
+        options: AskOptions,
+        vector: Vector,
+        reason: PendingReason | None,
+        answer: str | None = None,
+        sources: Iterable[Source] = (),
+        provenance: AnswerProvenance = _NO_PROVENANCE,
+    ) -> int:
+        """Store a question with its answer, or pending for a reason, in place of an earlier row; return its id."""
+        text, key, now = clean_text(question), options.cache_key(), time.time()
+        blob = written_vector(vector)
+        listed = json.dumps([astuple(source) for source in sources])
+        chunks = json.dumps(list(provenance.chunks))
+        size = (
+            _ROW_BYTES + len(blob) + sum(len(part.encode()) for part in (text, answer or "", listed, chunks))
+        )
+        with self._database.transaction():
+            self._database.execute(
+                """INSERT INTO banked_questions
+                     (circumstances, question, reading, vector, answer, sources, chunks, epoch, made_at,
+                      waiting, waiting_since, last_used, bytes)
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                   ON CONFLICT (circumstances, question) DO UPDATE SET
+                     vector = excluded.vector, answer = excluded.answer, sources = excluded.sources,
+                     chunks = excluded.chunks, epoch = excluded.epoch, made_at = excluded.made_at,
+                     waiting = excluded.waiting, waiting_since = excluded.waiting_since, bytes = excluded.bytes""",
+                (
+                    *(key, text, self.matcher.key(text), blob, answer, listed, chunks),
+                    *(provenance.epoch, now, reason, now if reason else None, now, size),
+                ),
+            )
+            id_ = self._id_of(text, options)
+        assert id_ is not None
+        return id_
+
+    def _id_of(self, question: str, options: AskOptions) -> int | None:
+        """Return the id of a question in exactly these words, answered or not, or None."""
+        rows = self._database.query(
+            "SELECT id FROM banked_questions WHERE circumstances = ? AND question = ?",
+            (options.cache_key(), clean_text(question)),
+        )
+        return int(rows[0][0]) if rows else None
+
+    def _answer(self, id_: int) -> CachedAnswer | None:
+        rows = self._database.query(
+            f"SELECT {COLUMNS} FROM banked_questions WHERE id = ? AND answer IS NOT NULL", (id_,)
+        )
+        return read_answer(rows[0]) if rows else None
+
+    def _has_answers(self, key: str) -> bool:
+        answered = "SELECT 1 FROM banked_questions WHERE circumstances = ? AND answer IS NOT NULL LIMIT 1"
+        return bool(self._database.query(answered, (key,)))
+
+    def _drop_answers(self, ids: Iterable[int], reason: PendingReason) -> int:
+        """Delete the answers of some questions, which become pending; return the number of deleted answers."""
+        return self._database.execute(
+            """UPDATE banked_questions SET answer = NULL, sources = '[]', chunks = '[]',
+                 bytes = bytes - length(CAST(answer AS BLOB)) - length(sources) - length(chunks) + 4,
+                 waiting = ?, waiting_since = ?
+               WHERE answer IS NOT NULL AND id IN (SELECT value FROM json_each(?))""",
+            (reason, time.time(), json.dumps(list(ids))),
         )
 
-
-class Invalidation:
-    """The table `answer_versions` of `database`: the document versions that each answer was made from."""
-
-    _SCHEMA: Final = (
-        """CREATE TABLE IF NOT EXISTS answer_versions (
-            version TEXT NOT NULL, question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE,
-            PRIMARY KEY (version, question)) WITHOUT ROWID""",
-        "CREATE INDEX IF NOT EXISTS answer_versions_by_question ON answer_versions (question)",
-    )
-
-    def __init__(self, database: Database, entries: Entries) -> None:
-        self._database = database
-        self._entries = entries
-        database.script(self._SCHEMA)
-
-    @property
-    def epoch(self) -> int:
-        """Number of changes to the document list."""
-        return int(self._entries.counter(_EPOCH))
-
-    def set_versions(self, question: int, versions: Iterable[str]) -> None:
-        """Store what a question's answer was made from, in place of what was stored for its earlier answer."""
+    def _recompute_keys(self) -> None:
+        """Replace the keys that another version of the matcher computed."""
         with self._database.transaction():
-            self._database.execute("DELETE FROM answer_versions WHERE question = ?", (question,))
+            rows = self._database.query("SELECT id, question FROM banked_questions")
             self._database.execute_many(
-                "INSERT INTO answer_versions VALUES (?, ?)",
-                [(version, question) for version in set(versions)],
+                "UPDATE banked_questions SET reading = ? WHERE id = ?",
+                [(self.matcher.key(text), id_) for id_, text in rows],
             )
+            self._numbers.record(_MATCHER_VERSION, self.matcher.version)
 
-    def documents_changed(self, gone: Iterable[str]) -> int:
-        """Start the next epoch and drop the answers made from versions that are gone; return their number."""
-        versions = json.dumps(list(gone))
-        with self._database.transaction():
-            self._entries.increase(_EPOCH)
-            rows = self._database.query(
-                "SELECT DISTINCT question FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))",
-                (versions,),
-            )
-            dropped = self._entries.drop_answers([id_ for (id_,) in rows], "changed")
-            self._database.execute(
-                "DELETE FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))", (versions,)
-            )
-        return dropped
+    def _number(self, name: str) -> float:
+        return self._numbers.get(name) or 0.0
 
+    def _increase(self, name: str, by: float = 1) -> None:
+        """Add to a number about the cache, in the caller's transaction."""
+        self._numbers.record(name, self._number(name) + by)
 
-class Eviction:
-    """Keeps the table of questions below `limit_bytes`, by the weights in it: uses plus an age that grows."""
+    # Eviction: by weights, which are uses plus an age that grows
 
-    _PAGE_ROWS: Final = 256
-
-    def __init__(self, database: Database, entries: Entries, limit_bytes: int) -> None:
-        self._database = database
-        self._entries = entries
-        self.limit_bytes = limit_bytes
-
-    def record_use(self, id_: int) -> None:
+    def _record_use(self, id_: int) -> None:
         """Count one use of a question; being asked first is one."""
         self._database.execute(
-            """UPDATE banked_questions SET uses = uses + 1, last_used = ?,
-                 weight = uses + 1 + coalesce((SELECT value FROM bank_facts WHERE name = ?), 0) WHERE id = ?""",
-            (time.time(), _AGE, id_),
+            "UPDATE banked_questions SET uses = uses + 1, last_used = ?, weight = uses + 1 + ? WHERE id = ?",
+            (time.time(), self._number(_AGE), id_),
         )
 
-    def record_prediction(self, id_: int) -> None:
-        """Give a predicted question a lower weight than any that a user asked, so that it is evicted first."""
-        self._database.execute(
-            """UPDATE banked_questions SET last_used = ?,
-                 weight = coalesce((SELECT value FROM bank_facts WHERE name = ?), 0) WHERE id = ?""",
-            (time.time(), _AGE, id_),
-        )
+    def _used_bytes(self) -> int:
+        ((used,),) = self._database.query("SELECT coalesce(sum(bytes), 0) FROM banked_questions")
+        return int(used)
 
-    def evict(self) -> None:
+    def _evict(self) -> None:
         """Delete the questions of the lowest weight until the rest is within the cap."""
         with self._database.transaction():
-            while (excess := self._entries.count().bytes - self.limit_bytes) > 0:
-                victims, heaviest = self._lightest(excess)
+            while (excess := self._used_bytes() - self.limit_bytes) > 0:
+                rows = self._database.query(
+                    "SELECT id, weight, bytes FROM banked_questions ORDER BY weight, last_used, id LIMIT ?",
+                    (_EVICTED_AT_ONCE,),
+                )
+                victims: list[int] = []
+                heaviest = 0.0
+                for id_, weight, size in rows:
+                    victims.append(id_)
+                    heaviest = weight
+                    excess -= size
+                    if excess <= 0:
+                        break
                 self._database.execute(
                     "DELETE FROM banked_questions WHERE id IN (SELECT value FROM json_each(?))",
                     (json.dumps(victims),),
                 )
-                self._entries.increase(_AGE, max(0.0, heaviest - self._entries.counter(_AGE)))
-
-    def _lightest(self, excess_bytes: int) -> tuple[list[int], float]:
-        """Return the questions of lowest weight that free `excess_bytes`, at most one page, and the highest weight."""
-        rows = self._database.query(
-            "SELECT id, weight, bytes FROM banked_questions ORDER BY weight, last_used, id LIMIT ?",
-            (self._PAGE_ROWS,),
-        )
-        victims: list[int] = []
-        heaviest = 0.0
-        for id_, weight, size in rows:
-            victims.append(id_)
-            heaviest = weight
-            excess_bytes -= size
-            if excess_bytes <= 0:
-                break
-        return victims, heaviest
+                self._increase(_AGE, max(0.0, heaviest - self._number(_AGE)))

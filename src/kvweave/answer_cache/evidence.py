@@ -59,7 +59,7 @@ def parse_questions(reply: str, most: int) -> list[str]:
 
 def is_near_duplicate(one: str, other: str, cosine: float) -> bool:
     """Return whether two questions of this similarity (-1..1) have the same names, numbers and negation; symmetric."""
-    return cosine >= NEAR_DUPLICATE_COSINE and _decisive_words(one) == _decisive_words(other)
+    return cosine >= NEAR_DUPLICATE_COSINE and keeps_decisive_words(one, other)
 
 
 def is_answerable(question: str, chunks: Iterable[str]) -> bool:
@@ -73,7 +73,7 @@ def is_answerable(question: str, chunks: Iterable[str]) -> bool:
 
 def keeps_decisive_words(one: str, other: str) -> bool:
     """Return whether two questions have the same names, numbers and negation; symmetric."""
-    return _decisive_words(one) == _decisive_words(other)
+    return names(one) == names(other) and is_negated(one) == is_negated(other)
 
 
 def repeats(text: str) -> bool:
@@ -148,8 +148,3 @@ def _loops(words: Sequence[str]) -> bool:
             if run >= enough:
                 return True
     return False
-
-
-def _decisive_words(question: str) -> tuple[frozenset[str], bool]:
-    """Return the names and numbers of a question, and whether it is negated."""
-    return names(question), is_negated(question)

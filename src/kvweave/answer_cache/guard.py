@@ -5,7 +5,7 @@ The rules go by words and see a difference in case of doubt. Two questions that 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise
@@ -21,6 +21,10 @@ def _classes(text: str) -> Mapping[str, str]:
     """Return each word of lines "class: word word" with its class."""
     lines = (line.partition(":") for line in text.strip().splitlines())
     return {word: name.strip() for name, _, words in lines for word in words.split()}
+
+
+def _named_by(classes: Mapping[str, str], words: Iterable[str]) -> set[str]:
+    return {classes[word] for word in words if word in classes}
 
 
 RESTRICTIONS: Final = _classes("""
@@ -256,7 +260,7 @@ def _asked(words: Sequence[Word], based: Sequence[str]) -> frozenset[str]:
     beside = {ASKED_NOUNS[word] for word in (*texts[:at], *texts[at + 1 : at + 5]) if word in ASKED_NOUNS}
     if any(here in _SPEAKERS and there == "do" for here, there in pairwise(texts)):
         beside.add("manner")
-    measures = {_MEASURES[word] for word in every & _MEASURES.keys()}
+    measures = _named_by(_MEASURES, every)
     amount = {"amount"} if measures & {"price", "volume", "weight", "count"} or "total" in every else set()
     person = {"person"} if after[0] and after[0] not in spelled.HELPERS and not beside else set()
     return frozenset({"thing", *beside, *measures, *amount, *person, *(f"of {each}" for each in based)})
@@ -346,18 +350,14 @@ def _tense_differs(one: Question, other: Question) -> bool:
 
 
 def _restriction_differs(one: Question, other: Question) -> bool:
-    first, second = (
-        {RESTRICTIONS[word] for word in each.texts & RESTRICTIONS.keys()} for each in (one, other)
-    )
+    first, second = (_named_by(RESTRICTIONS, each.texts) for each in (one, other))
     if "per" in first | second:  # "per lesson" is "each lesson", or "a lesson"
         first, second = first - {"per", "each"}, second - {"per", "each"}
     return first != second
 
 
 def _comparison_differs(one: Question, other: Question) -> bool:
-    first, second = (
-        {_COMPARISONS[word] for word in each.texts & _COMPARISONS.keys()} for each in (one, other)
-    )
+    first, second = (_named_by(_COMPARISONS, each.texts) for each in (one, other))
     return bool(first and second) and first != second
 
 
@@ -372,7 +372,7 @@ def _opposites(one: Question, other: Question) -> bool:
 
 
 def _measure_differs(one: Question, other: Question) -> bool:
-    first, second = ({_MEASURES[word] for word in each.words if word in _MEASURES} for each in (one, other))
+    first, second = (_named_by(_MEASURES, each.words) for each in (one, other))
     if first and second and first.isdisjoint(second):
         return True
     units = [set(each.words) & UNITS for each in (one, other)]

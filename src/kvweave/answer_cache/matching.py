@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from kvweave.answer_cache.guard import ASKED_NOUNS, LITTLE, MEASURES, UNITS, Question, difference, read
 from kvweave.answer_cache.mistyped import mistyped
@@ -94,24 +94,24 @@ class Comparison:
     errors: tuple[str, ...] = ()
 
 
-class Matcher(Protocol):
-    """A rule that says which questions may share an answer."""
+class Matcher:
+    """The rule that says which questions may share an answer: English ones word by word, others letter by letter."""
 
-    @property
-    def version(self) -> int:
-        """A number below 2^48 that changes whenever the keys do."""
-        ...
+    version: int = VERSION
+    """A number below 2^48 that changes whenever the keys do."""
 
     def key(self, question: str) -> str:
-        """Return the key that stored questions are looked up by."""
-        ...
+        """Return the key that stored questions are looked up by: 32 hex digits that stand for the words of a question."""
+        text = clean_text(question)
+        words = plain_words(text) if is_english(text) else (as_written(text),)
+        return hashlib.blake2b("\n".join(words).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
     def is_time_sensitive(self, question: str) -> bool:
-        """Return whether the answer depends on when the question is asked."""
-        ...
+        """Return whether the answer depends on when the question is asked: it has words such as "today"."""
+        return is_time_sensitive(clean_text(question))
 
     def compare(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
-        """Compare two questions; symmetric.
+        """Compare two questions; symmetric. First the words, then typing errors, then the guard, keywords and the cosine.
 
         Args:
             question: any text.
@@ -119,33 +119,6 @@ class Matcher(Protocol):
             cosine: between their vectors, -1..1.
             threshold: τ, the least cosine of near questions (PerCache §4.2.1), 0..1.
         """
-        ...
-
-    def same(self, question: str, other: str, cosine: float, threshold: float) -> bool:
-        """Return whether `compare` finds that two questions ask the same."""
-        ...
-
-
-class EnglishMatcher:
-    """Compares English questions word by word, others letter by letter."""
-
-    @property
-    def version(self) -> int:
-        """The version of the keys."""
-        return VERSION
-
-    def key(self, question: str) -> str:
-        """Return 32 hex digits that stand for the words of a question."""
-        text = clean_text(question)
-        words = plain_words(text) if is_english(text) else (as_written(text),)
-        return hashlib.blake2b("\n".join(words).encode("utf-8", "replace"), digest_size=16).hexdigest()
-
-    def is_time_sensitive(self, question: str) -> bool:
-        """Return whether a question has words such as "today"."""
-        return is_time_sensitive(clean_text(question))
-
-    def compare(self, question: str, other: str, cosine: float, threshold: float) -> Comparison:
-        """Compare as `Matcher.compare`: first the words, then typing errors, then the guard, keywords and the cosine."""
         first, second = clean_text(question), clean_text(other)
         if is_time_sensitive(first) or is_time_sensitive(second):
             return Comparison("different", "time")
@@ -164,7 +137,7 @@ class EnglishMatcher:
         # What looks like another language may be errors.
         found = mistyped(first, second) if all(english) or (first + second).isascii() else None
         if found is not None:
-            return Comparison("same", "spelling", found.errors + found.rivals)
+            return Comparison("same", "spelling", found)
         if not all(english):
             return Comparison("different", "language")
         return _in_other_words(first, second, cosine, threshold)
@@ -174,7 +147,7 @@ class EnglishMatcher:
         return self.compare(question, other, cosine, threshold).sameness == "same"
 
 
-ENGLISH: Final[Matcher] = EnglishMatcher()
+ENGLISH: Final = Matcher()
 
 
 def similarity(one: Vector, other: Vector) -> float:

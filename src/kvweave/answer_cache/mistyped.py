@@ -1,8 +1,8 @@
 """Finds out whether two questions differ only in typing errors.
 
 The stored question shows the intended word. A word in no list, one letter away from it, is accepted as a typing error. It is rejected if
-another word is likelier, or if it could be an opposite, a number, a negation or a direction. `Mistyped.rivals` lists equally likely
-words; the caller checks that the documents lack them. Numbers and codes are never corrected. In names only two swapped letters are.
+another word is likelier, or if it could be an opposite, a number, a negation or a direction. Equally likely words are
+listed too; the caller checks that the documents lack all of them. Numbers and codes are never corrected. In names only two swapped letters are.
 """
 
 import unicodedata
@@ -14,6 +14,7 @@ from typing import Final
 from kvweave.answer_cache.guard import CONDITIONS, DEGREES, RESTRICTIONS, UNITS, opposed
 from kvweave.answer_cache.spelling import (
     LEAST_LETTERS,
+    LEAST_LETTERS_OF_TWO,
     OMITTED,
     OTHER,
     SHORT,
@@ -83,19 +84,6 @@ _COMPARATIVES: Final = frozenset("more less rather other fewer better worse soon
 
 
 @dataclass(frozen=True, slots=True)
-class Mistyped:
-    """The typing errors by which two questions differ. Words are in lower case.
-
-    Attributes:
-        errors: words that were taken for errors.
-        rivals: other words that they could equally be typing errors of.
-    """
-
-    errors: tuple[str, ...] = ()
-    rivals: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Place:
     """The place of two words in their questions.
 
@@ -110,8 +98,11 @@ class _Place:
     measured: bool = False
 
 
-def mistyped(one: str, other: str) -> Mistyped | None:
-    """Return the typing errors by which two cleaned texts differ, or None if they are equal or differ in more; symmetric."""
+def mistyped(one: str, other: str) -> tuple[str, ...] | None:
+    """Return the typing errors by which two cleaned texts differ, or None if they are equal or differ in more; symmetric.
+
+    Words in lower case: those that were taken for errors, and other words that they could equally be typing errors of.
+    """
     if (has_symbols(one) or has_symbols(other)) and _signs(one) != _signs(other):
         return None
     first, second = split_words(one), split_words(other)
@@ -123,10 +114,9 @@ def _signs(text: str) -> str:
     return "".join(sign for sign in text if not (sign.isalpha() or sign.isspace() or sign in "?!.,'\""))
 
 
-def _differing(one: Sequence[Word], other: Sequence[Word]) -> Mistyped | None:
+def _differing(one: Sequence[Word], other: Sequence[Word]) -> tuple[str, ...] | None:
     """Compare two texts word by word; a word may be typed twice, and spaces may be misplaced."""
     errors: list[str] = []
-    rivals: list[str] = []
     i = j = 0
     while i < len(one) and j < len(other):
         if one[i].text == other[j].text:
@@ -142,12 +132,11 @@ def _differing(one: Sequence[Word], other: Sequence[Word]) -> Mistyped | None:
         found = _slip(one[i], other[j], _place(one, i, other, j))
         if found is None:
             return None
-        errors += found.errors
-        rivals += found.rivals
+        errors += found
         i, j = i + 1, j + 1
     if i < len(one) or j < len(other) or one == other:
         return None
-    return Mistyped(tuple(errors), tuple(dict.fromkeys(rivals)))
+    return tuple(dict.fromkeys(errors))
 
 
 def _is_unsaid(words: Sequence[Word], at: int) -> bool:
@@ -241,8 +230,8 @@ def _is_inverted(words: Sequence[Word]) -> bool:
     return not _WITH_TENSE.isdisjoint(texts[:clause])
 
 
-def _slip(one: Word, other: Word, place: _Place) -> Mistyped | None:
-    """Return the errors if one of two words is a typing error of the other, or None."""
+def _slip(one: Word, other: Word, place: _Place) -> tuple[str, ...] | None:
+    """Return the errors, as `mistyped` does, if one of two words is a typing error of the other, or None."""
     parts = [word.text.split("-") for word in (one, other)]
     if len(parts[0]) == len(parts[1]) > 1:
         unlike = [pair for pair in zip(*parts, strict=True) if pair[0] != pair[1]]
@@ -251,20 +240,20 @@ def _slip(one: Word, other: Word, place: _Place) -> Mistyped | None:
 
 
 @lru_cache(maxsize=1024)
-def _of_two(one: str, other: str, named: bool, place: _Place) -> Mistyped | None:
+def _of_two(one: str, other: str, named: bool, place: _Place) -> tuple[str, ...] | None:
     first, second = _without_accents(one), _without_accents(other)
     if first.isascii() and first == second:
-        return Mistyped((min(one, other, key=lambda word: not word.isascii()),) if named else ())
-    if _without_apostrophe(one) == _without_apostrophe(other):
-        return Mistyped()
+        return (min(one, other, key=lambda word: not word.isascii()),) if named else ()
+    if one.replace("'", "") == other.replace("'", ""):
+        return ()
     if not all(word.isascii() and word.isalpha() for word in (first, second)):
         return None
     for typed, meant, text in ((first, second, one), (second, first, other)):
         if _is_variant(typed, meant):
-            return Mistyped()
+            return ()
         rivals = _rivals(typed, meant, named, place)
         if rivals is not None:
-            return Mistyped((text,), rivals)
+            return (text, *rivals)
     return None
 
 
@@ -358,7 +347,7 @@ def _are_opposed(one: str, other: str) -> bool:
 def _is_slip_of_number(typed: str, meant: str) -> bool:
     """Return whether `typed` is a typo of this number or part of a date and of no other."""
     kind = kind_of_any(typed, meant)
-    if kind is None or len(meant) < {SWAPPED: SHORT + 1, TWO: LEAST_LETTERS[TWO]}.get(kind, _LONG):
+    if kind is None or len(meant) < {SWAPPED: SHORT + 1, TWO: LEAST_LETTERS_OF_TWO}.get(kind, _LONG):
         return False
     most = 2 if kind == TWO else 1
     return not any(edits(typed, other, most) <= most for other in NUMBERS_AND_DATES - {meant})
@@ -369,7 +358,7 @@ def _is_rare_slip(typed: str, meant: str, named: bool) -> bool:
     if named or typed[0] != meant[0] or typed in words_of_grammar() or not is_swapped(typed, meant):
         return False
     if meant in PREPOSITIONS:
-        return len(meant) >= LEAST_LETTERS[SWAPPED]
+        return len(meant) >= LEAST_LETTERS
     if typed in general_words().names or typed in NUMBERS_AND_DATES:
         return False
     return general_words().is_frequent(meant) and not general_words().is_frequent(typed)
@@ -409,7 +398,3 @@ def _is_variant(typed: str, meant: str) -> bool:
 
 def _without_accents(word: str) -> str:
     return "".join(sign for sign in unicodedata.normalize("NFD", word) if unicodedata.category(sign) != "Mn")
-
-
-def _without_apostrophe(word: str) -> str:
-    return word.replace("'", "")

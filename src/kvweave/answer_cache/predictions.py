@@ -16,6 +16,12 @@ from kvweave.database import Database
 HISTORY_LIMIT: Final = 64
 """The most questions in the history; earlier ones are deleted."""
 
+_TABLES: Final = (
+    *("abstract_parts", "abstract_drops", "question_history", "question_history_seen", "predicted_questions"),
+    *("paraphrased_questions", "prediction_worth"),
+)
+"""Deleting their rows also deletes those of the other tables, which refer to these."""
+
 DropReason: TypeAlias = Literal[
     "repetition",
     "unclear",
@@ -88,7 +94,6 @@ class PredictionStore:
         self.summary = CorpusSummary(database)
         self.history = QuestionHistory(database)
         self.predicted = PredictedQuestions(database)
-        self.paraphrased = ParaphrasedQuestions(database)
         self.worth = PredictionWorth(database)
 
     def record_question(self, question: str) -> None:
@@ -103,7 +108,7 @@ class PredictionStore:
         with self._database.transaction():
             origin = self.predicted.record_hit(question)
             if origin is not None:
-                self.worth.add_hit(origin)
+                self.worth.add(origin, hits=1)
 
     def documents_changed(self, gone: Iterable[str]) -> list[str]:
         """Delete everything made from versions that are gone, in this transaction; return the deleted questions.
@@ -112,22 +117,22 @@ class PredictionStore:
         """
         versions = list(gone)
         with self._database.transaction():
-            self.worth.clear()
+            self._database.execute("DELETE FROM prediction_worth")  # what was of no use may be now
             if not versions:
                 return []
             self.summary.delete(versions)
             deleted = self.predicted.delete(versions)
-            self.paraphrased.prune()
+            self._database.execute(
+                """DELETE FROM paraphrased_questions WHERE question NOT IN (SELECT question FROM question_history)
+                     AND question NOT IN (SELECT question FROM predicted_questions)"""
+            )
         return deleted
 
     def clear(self) -> None:
         """Delete everything."""
         with self._database.transaction():
-            self.summary.clear()
-            self.history.clear()
-            self.predicted.clear()
-            self.paraphrased.clear()
-            self.worth.clear()
+            for table in _TABLES:
+                self._database.execute(f"DELETE FROM {table}")
 
 
 class QuestionHistory:
@@ -180,12 +185,6 @@ class QuestionHistory:
             self._database.execute("DELETE FROM question_history_seen")
             self._database.execute("INSERT INTO question_history_seen VALUES (?)", (number,))
 
-    def clear(self) -> None:
-        """Delete every question."""
-        with self._database.transaction():
-            self._database.execute("DELETE FROM question_history")
-            self._database.execute("DELETE FROM question_history_seen")
-
     @property
     def _seen(self) -> int:
         rows = self._database.query("SELECT number FROM question_history_seen")
@@ -193,7 +192,7 @@ class QuestionHistory:
 
 
 class PredictedQuestions:
-    """The tables `predicted_questions` and `predicted_from` of `database`, created if missing."""
+    """The tables of predicted questions, and of those that were put in other words, created if missing."""
 
     _SCHEMA: Final = (
         """CREATE TABLE IF NOT EXISTS predicted_questions (
@@ -206,6 +205,7 @@ class PredictedQuestions:
         """CREATE TABLE IF NOT EXISTS predicted_answers (
             question TEXT PRIMARY KEY REFERENCES predicted_questions (question) ON DELETE CASCADE,
             answer TEXT NOT NULL) WITHOUT ROWID""",
+        "CREATE TABLE IF NOT EXISTS paraphrased_questions (question TEXT PRIMARY KEY) WITHOUT ROWID",
     )
 
     def __init__(self, database: Database) -> None:
@@ -239,6 +239,16 @@ class PredictedQuestions:
         """Return the answer that a question was made for, or an empty text if the model chose the subject."""
         rows = self._database.query("SELECT answer FROM predicted_answers WHERE question = ?", (question,))
         return str(rows[0][0]) if rows else ""
+
+    def is_paraphrased(self, question: str) -> bool:
+        """Return whether a question, predicted or asked, was put in other words."""
+        return bool(
+            self._database.query("SELECT 1 FROM paraphrased_questions WHERE question = ?", (question,))
+        )
+
+    def mark_paraphrased(self, question: str) -> None:
+        """Record that a question was put in other words."""
+        self._database.execute("INSERT OR IGNORE INTO paraphrased_questions VALUES (?)", (question,))
 
     def kept(self) -> Iterator[str]:
         """Yield the questions that were predicted from documents or history and not dropped, the oldest first."""
@@ -327,39 +337,3 @@ class PredictedQuestions:
             given=sum(int(given) for *_, given in rows),
             reasons={reason: int(number) for reason, number in reasons},
         )
-
-    def clear(self) -> None:
-        """Delete every prediction."""
-        self._database.execute("DELETE FROM predicted_questions")
-
-
-class ParaphrasedQuestions:
-    """The table `paraphrased_questions` of `database`, created if missing: questions that were put in other words."""
-
-    _SCHEMA: Final = (
-        "CREATE TABLE IF NOT EXISTS paraphrased_questions (question TEXT PRIMARY KEY) WITHOUT ROWID",
-    )
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        database.script(self._SCHEMA)
-
-    def __contains__(self, question: str) -> bool:
-        return bool(
-            self._database.query("SELECT 1 FROM paraphrased_questions WHERE question = ?", (question,))
-        )
-
-    def add(self, question: str) -> None:
-        """Record that a question was put in other words."""
-        self._database.execute("INSERT OR IGNORE INTO paraphrased_questions VALUES (?)", (question,))
-
-    def prune(self) -> None:
-        """Delete the questions that are neither in the history nor predicted any more."""
-        self._database.execute(
-            """DELETE FROM paraphrased_questions WHERE question NOT IN (SELECT question FROM question_history)
-                 AND question NOT IN (SELECT question FROM predicted_questions)"""
-        )
-
-    def clear(self) -> None:
-        """Delete every question."""
-        self._database.execute("DELETE FROM paraphrased_questions")

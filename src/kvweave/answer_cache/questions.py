@@ -73,7 +73,7 @@ def is_english(text: str) -> bool:
     counts = function_word_counts(words)
     english = counts.get(ENGLISH, 0)
     foreign = max((count for language, count in counts.items() if language != ENGLISH), default=0)
-    alien = [word for word in words if _is_alien(word)]
+    alien = [word for word in words if not word.isascii() or word in _foreign_words()]
     return not alien or english > max(foreign, len(alien))
 
 
@@ -171,15 +171,9 @@ def _lower_words(text: str) -> Iterator[str]:
                 yield part.casefold()
 
 
-def _is_alien(word: str) -> bool:
-    """Return whether a word is a function word of other languages only, or has letters that English words lack."""
-    if not word.isascii():
-        return True
-    return word in _foreign_words()
-
-
 @cache
 def _foreign_words() -> frozenset[str]:
+    """Return the words that are function words of other languages only."""
     lists = function_words()
     every = frozenset[str]().union(*(words for language, words in lists.items() if language != ENGLISH))
     return every - lists[ENGLISH] - _ALSO_ENGLISH

@@ -1,7 +1,8 @@
-"""Values that go into the answer cache and come out of it."""
+"""Values that go into the answer cache and come out of it, and the tables that hold them."""
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvweave.options import AskOptions
 from kvweave.results import Source
@@ -13,6 +14,31 @@ if TYPE_CHECKING:
     Vector = npt.NDArray[np.float32]
 else:
     Vector = Any  # listing documents takes half as long without numpy
+
+SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS banked_questions (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, circumstances TEXT NOT NULL, question TEXT NOT NULL,
+        reading TEXT NOT NULL, vector BLOB NOT NULL, answer TEXT, sources TEXT NOT NULL DEFAULT '[]',
+        chunks TEXT NOT NULL DEFAULT '[]', epoch INTEGER NOT NULL DEFAULT 0, made_at REAL NOT NULL,
+        waiting TEXT, waiting_since REAL, uses INTEGER NOT NULL DEFAULT 0, weight REAL NOT NULL DEFAULT 0,
+        last_used REAL NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE (circumstances, question))""",
+    "CREATE INDEX IF NOT EXISTS banked_questions_by_reading ON banked_questions (circumstances, reading)",
+    "CREATE INDEX IF NOT EXISTS banked_questions_by_weight ON banked_questions (weight, last_used, id, bytes)",
+    """CREATE INDEX IF NOT EXISTS banked_questions_by_use ON banked_questions (circumstances, last_used)
+         WHERE answer IS NOT NULL""",
+    """CREATE INDEX IF NOT EXISTS banked_questions_by_making ON banked_questions (circumstances, made_at)
+         WHERE answer IS NOT NULL""",
+    "CREATE INDEX IF NOT EXISTS banked_questions_waiting ON banked_questions (waiting_since) WHERE waiting IS NOT NULL",
+    """CREATE TABLE IF NOT EXISTS answers_ahead (
+        question INTEGER PRIMARY KEY REFERENCES banked_questions (id) ON DELETE CASCADE, seconds REAL NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS answer_versions (
+        version TEXT NOT NULL, question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE,
+        PRIMARY KEY (version, question)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS answer_versions_by_question ON answer_versions (question)",
+)
+# Column names are stored: `circumstances` holds `AskOptions.cache_key`, `reading` the matcher's key, `waiting` the reason
+# why a question is pending.
+COLUMNS: Final = "id, question, vector, circumstances, answer, sources, chunks, epoch, made_at"
 
 PendingReason = Literal["matched", "changed", "stale", "asked", "predicted", "prefilled"]
 """Why a question has no usable answer.
@@ -40,20 +66,17 @@ class AnswerProvenance:
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer in the cache.
+    """An answer in the cache, with the question and options that it was computed for.
 
     Attributes:
         id: its row.
-        question: the question it was computed for.
-        vector: that question's vector, (dimensions,).
-        options: the options it was computed under.
+        vector: the question's, (dimensions,).
         similarity: cosine between that question and the one asked, -1..1.
-        text: the answer.
         sources: chunks that were in the prompt.
         chunks: names of the retrieved chunks.
         epoch: latest epoch of the document list in which these chunks were the best ones.
         made_at_s: seconds since 1970.
-        errors: words in lower case that were taken for typing errors; see `Comparison.errors`.
+        errors: see `Comparison.errors`.
     """
 
     id: int
@@ -92,3 +115,35 @@ class AnswerCacheTotals:
     given: int
     bytes: int
     limit_bytes: int
+
+
+def read_vector(blob: bytes) -> Vector:
+    """Return stored vectors, one after the other: (vectors * dimensions,)."""
+    import numpy as np
+
+    vector: Vector = np.frombuffer(blob, dtype="<f4").astype(np.float32)
+    return vector
+
+
+def written_vector(vector: Vector) -> bytes:
+    """Return a vector as it is stored."""
+    import numpy as np
+
+    return np.ascontiguousarray(vector, dtype="<f4").tobytes()
+
+
+def read_answer(row: tuple[Any, ...]) -> CachedAnswer:
+    """Return the answer in a row of COLUMNS."""
+    id_, question, blob, key, text, sources, chunks, epoch, made_at = row
+    return CachedAnswer(
+        id=id_,
+        question=question,
+        vector=read_vector(blob),
+        options=AskOptions.from_key(key),
+        similarity=1.0,
+        text=text,
+        sources=tuple(Source(*source) for source in json.loads(sources)),
+        chunks=tuple(json.loads(chunks)),
+        epoch=epoch,
+        made_at_s=made_at,
+    )

@@ -16,8 +16,8 @@ SWAPPED, OMITTED, NEIGHBOUR, OTHER, TWO = range(1, 6)
 """Kinds of errors, the likeliest first: letters swapped or doubled; one left out; a key or a vowel for another, or a key more; any
 other letter; two errors."""
 
-LEAST_LETTERS: Final = {SWAPPED: 4, OMITTED: 4, NEIGHBOUR: 4, OTHER: 4, TWO: 8}
-"""Of the word that is meant, by the kind of error."""
+LEAST_LETTERS, LEAST_LETTERS_OF_TWO = 4, 8
+"""Of the word that is meant, with one error and with two."""
 
 SHORT: Final = 3  # letters of a function word, and of a word with two letters swapped or with one doubled
 _ANAGRAM: Final = 6  # letters of a word in which two pairs may be swapped
@@ -29,7 +29,7 @@ _ALIKE: Final = ("aeiouy", "ck", "cs", "sz", "gj", "iy")
 
 def is_word(word: str) -> bool:
     """Return whether a word in lower case is a general word, a function word or a name."""
-    return word in words_of_grammar() or general_words().is_known(word)
+    return word in words_of_grammar() or general_words().is_common(word) or word in general_words().names
 
 
 def is_general(word: str) -> bool:
@@ -110,7 +110,7 @@ def kind_of(typed: str, meant: str) -> int | None:
     kind = kind_of_any(typed, meant)
     if kind is None:
         return None
-    least = LEAST_LETTERS[kind]
+    least = LEAST_LETTERS_OF_TWO if kind == TWO else LEAST_LETTERS
     grammatical = meant in words_of_grammar()
     if kind == SWAPPED and len(typed) > len(meant):
         least = SHORT - grammatical

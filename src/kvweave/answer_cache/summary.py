@@ -109,9 +109,3 @@ class CorpusSummary:
                  (SELECT part FROM abstract_chunks WHERE version IN (SELECT value FROM json_each(?)))""",
             (json.dumps(list(versions)),),
         )
-
-    def clear(self) -> None:
-        """Delete everything."""
-        with self._database.transaction():
-            self._database.execute("DELETE FROM abstract_parts")
-            self._database.execute("DELETE FROM abstract_drops")

@@ -55,10 +55,6 @@ class GeneralWords:
         """Return whether a word in lower case is a general word or a regular or irregular form of one."""
         return word in self.forms or any(base in self.common for base in bases(word))
 
-    def is_known(self, word: str) -> bool:
-        """Return whether a word in lower case is a general word, a form of one, or a name."""
-        return self.is_common(word) or word in self.names
-
     def is_frequent(self, word: str) -> bool:
         """Return whether a word in lower case, in any form, is one that texts often have."""
         return not self.often.isdisjoint(forms(word))

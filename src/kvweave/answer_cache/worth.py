@@ -3,7 +3,6 @@
 A kind that costs more than it saves is paused until the documents change.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -21,48 +20,41 @@ LEAST_WORK: Final = 20.0
 WORK_PER_HIT: Final = 50.0
 """The most work, in answers, that one answer given to a user is worth."""
 
-ORIGINS: Final[tuple[PredictionOrigin, ...]] = get_args(PredictionOrigin)
-
 
 @dataclass(frozen=True, slots=True)
-class OriginWorth:
-    """Cost and use of one kind of prediction.
+class PredictionStatus:
+    """Cost and use of one kind of prediction since the documents last changed.
 
     Attributes:
         ready: its questions that were answered ahead.
-        asked: questions that users asked since the first of them was.
-        hits: number of those that got an answer from it.
+        asked: questions that users asked since then, and `hits` those that got an answer from it.
         seconds: of work.
-        answer_s: mean seconds of answering a question ahead; None before the first one.
+        work: the same in answers: how many could have been computed in that time; None before the first was.
+        hits_per_work: hits per answer of work; None as before.
+        paused: why nothing more is predicted in this way; empty while it pays, or has not been tried long enough.
     """
 
-    ready: int = 0
-    asked: int = 0
-    hits: int = 0
-    seconds: float = 0.0
-    answer_s: float | None = None
+    ready: int
+    asked: int
+    hits: int
+    seconds: float
+    work: float | None
+    hits_per_work: float | None
+    paused: str
 
-    @property
-    def work(self) -> float | None:
-        """The work, as a number of answers that could be computed in its time; None if `answer_s` is."""
-        return self.seconds / self.answer_s if self.answer_s else None
 
-    @property
-    def hits_per_work(self) -> float | None:
-        """Hits divided by `work`; None if that is."""
-        work = self.work
-        return self.hits / work if work else None
-
-    @property
-    def paused(self) -> str:
-        """The reason why this kind is paused, or an empty text."""
-        work = self.work
-        if work is None or work < LEAST_WORK or self.asked < LEAST_ASKED or self.hits * WORK_PER_HIT >= work:
-            return ""
-        return (
-            f"{self.hits} of {self.asked} questions were answered from it for the work of {work:.0f} answers; it starts "
+def prediction_status(
+    ready: int, asked: int, hits: int, seconds: float, answer_s: float | None
+) -> PredictionStatus:
+    """Return the status for these counts; `answer_s` is the mean seconds of answering a question ahead, None before the first."""
+    work = seconds / answer_s if answer_s else None
+    paused = ""
+    if work is not None and work >= LEAST_WORK and asked >= LEAST_ASKED and hits * WORK_PER_HIT < work:
+        paused = (
+            f"{hits} of {asked} questions were answered from it for the work of {work:.0f} answers; it starts "
             "again when documents change"
         )
+    return PredictionStatus(ready, asked, hits, seconds, work, hits / work if work else None, paused)
 
 
 class PredictionWorth:
@@ -78,34 +70,20 @@ class PredictionWorth:
         self._database = database
         database.script(self._SCHEMA)
 
-    def add_ready(self, origin: PredictionOrigin) -> None:
-        """Count a question that was answered ahead."""
-        self._add("ready", origin, 1)
-
-    def add_hit(self, origin: PredictionOrigin) -> None:
-        """Count an answer given to a user."""
-        self._add("hits", origin, 1)
-
-    def add_seconds(self, origin: PredictionOrigin, seconds: float) -> None:
-        """Add work."""
-        self._add("seconds", origin, seconds)
-
-    def all(self, answer_s: float | None) -> Mapping[PredictionOrigin, OriginWorth]:
-        """Return cost and use of every kind; `answer_s` is the mean seconds of answering a question ahead."""
-        rows = self._database.query("SELECT origin, ready, asked, hits, seconds FROM prediction_worth")
-        found = {
-            origin: OriginWorth(ready, asked, hits, seconds, answer_s)
-            for origin, ready, asked, hits, seconds in rows
-        }
-        return {origin: found.get(origin, OriginWorth(answer_s=answer_s)) for origin in ORIGINS}
-
-    def clear(self) -> None:
-        """Count from 0 again: the documents have changed."""
-        self._database.execute("DELETE FROM prediction_worth")
-
-    def _add(self, column: str, origin: PredictionOrigin, value: float) -> None:
+    def add(self, origin: PredictionOrigin, *, ready: int = 0, hits: int = 0, seconds: float = 0.0) -> None:
+        """Count questions that were answered ahead, answers given to users, and work."""
         self._database.execute(
-            f"""INSERT INTO prediction_worth (origin, {column}) VALUES (?, ?)
-                ON CONFLICT (origin) DO UPDATE SET {column} = {column} + excluded.{column}""",
-            (origin, value),
+            """INSERT INTO prediction_worth (origin, ready, hits, seconds) VALUES (?, ?, ?, ?)
+               ON CONFLICT (origin) DO UPDATE SET ready = ready + excluded.ready, hits = hits + excluded.hits,
+                 seconds = seconds + excluded.seconds""",
+            (origin, ready, hits, seconds),
         )
+
+    def all(self, answer_s: float | None) -> dict[PredictionOrigin, PredictionStatus]:
+        """Return the status of every kind; `answer_s` as in `prediction_status`."""
+        rows = self._database.query("SELECT origin, ready, asked, hits, seconds FROM prediction_worth")
+        found = {origin: (ready, asked, hits, seconds) for origin, ready, asked, hits, seconds in rows}
+        return {
+            origin: prediction_status(*found.get(origin, (0, 0, 0, 0.0)), answer_s)
+            for origin in get_args(PredictionOrigin)
+        }

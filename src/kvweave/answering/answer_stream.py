@@ -3,7 +3,7 @@
 Imports no model code: a cached answer needs none. `explain` returns what happened to each prompt token.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +13,6 @@ from kvweave.types import TokenizedPrompt
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kvweave.answer_cache.records import CachedAnswer, Vector
-    from kvweave.answering.cached_answers import CachedAnswers
 
 
 class Answered(NamedTuple):
@@ -88,20 +85,6 @@ class AnswerStream:
         if self._answered is None:
             raise InvalidRequest("the answer is not finished: iterate over the stream to its end first")
         return self._answered
-
-
-def answer_from_cache(
-    cached: "CachedAnswers",
-    question: str,
-    vector: "Callable[[], Vector]",
-    found: "CachedAnswer",
-    began: float,
-) -> Events:
-    """Yield a cached answer in one piece, then queue the question for an answer of its own at idle time."""
-    whole = cached.answer(found, began)
-    yield Piece(whole.text)
-    cached.record_hit(found, question, vector)
-    yield Answered(whole, TokenizedPrompt((), (), (0, 0)), None)
 
 
 _BROKEN = "\ufffd"  # what the bytes of an unfinished character decode to

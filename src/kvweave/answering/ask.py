@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from kvweave.answer_cache.evidence import is_answerable, is_non_answer, is_supported
 from kvweave.answer_cache.records import Vector
-from kvweave.answering.answer_stream import Events, answer_from_cache
+from kvweave.answering.answer_stream import Answered, Events
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
-from kvweave.index.documents import DocumentTable
 from kvweave.options import AskKeywords, AskOptions
 from kvweave.results import Piece, Prefill
 from kvweave.state.components import Components
 from kvweave.state.metadata import KBMetadata
 from kvweave.text import content_stems
-from kvweave.types import NO_CONTEXT, Prompt, QuestionContext
+from kvweave.types import NO_CONTEXT, Prompt, QuestionContext, TokenizedPrompt
 
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
@@ -37,7 +36,6 @@ class Asker:
     """
 
     name: str
-    documents: DocumentTable
     components: Components
     cached: CachedAnswers
     settings: Settings
@@ -58,7 +56,7 @@ class Asker:
         if options.cacheable and options.cache == "use":
             events = self._cached(question, vector, options)
             if events is not None:
-                return self._only_held(events, question)
+                return self._checked_answer(events, question)
 
         from kvweave.answering.kb_question import KBQuestion
         from kvweave.answering.pipeline import check_supported, respond
@@ -68,7 +66,7 @@ class Asker:
         asked = KBQuestion(options, recipe, kv, context, self.cached, question, vector, question_context)
         check_supported(context.model, asked)
         context.encoder.load()  # else the first question's time would include loading it
-        return self._only_held(respond(context.model, context.store, asked), question)
+        return self._checked_answer(respond(context.model, context.store, asked), question)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
         """Return the prompt of the question, without computing it; raises as `KnowledgeBase.prompt`."""
@@ -88,12 +86,10 @@ class Asker:
 
         question = self.checked(question)
         encoder = self.components.encoder
-        self.metadata.check(
-            "embedding", encoder.name
-        )  # another process may have filled the knowledge base anew
+        self.metadata.check("embedding", encoder.name)  # another process may have filled it anew
         searched = encoder.encode([question])[0] if vector is None else vector()
         most = self.settings.top_k(top_k)
-        return best_chunks(self.components.index, self.documents, question, searched, most)
+        return best_chunks(self.components.index, self.cached.documents, question, searched, most)
 
     def _cached(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> Events | None:
         """Return the cached answer to the same question, if there is one; no model is loaded for it."""
@@ -101,19 +97,26 @@ class Asker:
             return None
         began = time.perf_counter()
         found = self.cached.find(question, vector, options)
-        return None if found is None else answer_from_cache(self.cached, question, vector, found, began)
+        if found is None:
+            return None
+        whole = self.cached.answer(found, began)
 
-    def _only_held(self, events: Events, question: str) -> Events:
-        """Return the answer as it comes, or where the settings say so, once the passages were seen to hold it."""
-        if not self.settings.config.answers.check_answers:
-            return events
-        return held_by_passages(events, question)
+        def events() -> Events:
+            yield Piece(whole.text)
+            self.cached.record_hit(found, question, vector)
+            yield Answered(whole, TokenizedPrompt((), (), (0, 0)), None)
+
+        return events()
+
+    def _checked_answer(self, events: Events, question: str) -> Events:
+        """Return the events; with `check_answers`, hold the text back until the passages are found to support it."""
+        return held_by_passages(events, question) if self.settings.config.answers.check_answers else events
 
     def checked(self, question: str) -> str:
         """Return a question as valid text; raises InvalidRequest for an empty one, EmptyKnowledgeBase without documents."""
         if not question.strip():
             raise InvalidRequest("the question is empty")
-        if not self.documents.count():
+        if not self.cached.documents.count():
             raise EmptyKnowledgeBase(
                 f"knowledge base {self.name!r} holds no documents; add some with `kvweave add PATH`"
             )

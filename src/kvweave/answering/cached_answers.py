@@ -42,18 +42,16 @@ _SEARCHED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswers:
-    """The answer cache of a knowledge base.
+    """The answer cache of a knowledge base, with the documents that its answers are checked against.
 
     Attributes:
-        answers: the stored questions and answers.
-        documents: the list of documents.
         index: opens the index when first called.
         threshold: τ, the least cosine of near questions, whose answers may be drafts.
         predictions: records what users ask; None for questions that no user asked.
         reranker: the model that orders found chunks again; answers made under another one cannot be checked.
         budget: records what background work was worth; None records nothing.
         waited_s: gives the seconds for which an answer that is computed ahead has yielded to requests.
-        accepts: says whether a computed answer is stored; None stores all.
+        accepts: says whether a computed answer is stored.
     """
 
     answers: AnswerCache
@@ -64,7 +62,7 @@ class CachedAnswers:
     reranker: str | None = None
     budget: BackgroundBudget | None = None
     waited_s: Callable[[], float] = lambda: 0.0
-    accepts: Callable[[Answer], bool] | None = None
+    accepts: Callable[[Answer], bool] = lambda answer: True
 
     def find(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> CachedAnswer | None:
         """Return the valid answer to the same question, or None.
@@ -94,23 +92,11 @@ class CachedAnswers:
             for chunk in self.index().search(error, found.vector, _SEARCHED, visible)
         )
 
-    def draft(self, vector: Vector, options: AskOptions) -> str:
-        """Return the answer to the most similar question as a draft for the model to verify, or an empty text.
-
-        It may be another question, and the answer may be invalid.
-        """
-        nearest = self.answers.nearest(vector, options, self.threshold)
-        return "" if nearest is None else nearest.text
-
     def answer(self, found: CachedAnswer, began: float) -> Answer:
         """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began
-        plan = Plan(
-            found.options.recipe,
-            0.0,
-            (),
-            cache_hit=AnswerCacheHit(found.question, found.similarity, found.made_at_s),
-        )
+        hit = AnswerCacheHit(found.question, found.similarity, found.made_at_s)
+        plan = Plan(found.options.recipe, 0.0, (), cache_hit=hit)
         timing = Timing(retrieve_s=took_s, ttft_s=took_s, total_s=took_s)
         return Answer(found.text, found.sources, plan, timing)
 
@@ -130,21 +116,22 @@ class CachedAnswers:
         question: str,
         vector: Vector,
         options: AskOptions,
-        answer: "Answer | KeptAnswer",
+        text: str,
+        sources: "Sequence[Source]",
         origin: AnswerProvenance,
+        *,
+        took_s: float = 0.0,
     ) -> None:
-        """Store an answer unless a document it was made from has changed meanwhile. A failing store is logged."""
-        if self.accepts is not None and isinstance(answer, Answer) and not self.accepts(answer):
-            return
+        """Store an answer unless a document it was made from has changed meanwhile. A failing store is logged.
+
+        `took_s` is how long computing it took, pauses for requests included.
+        """
         with _logged_only(), self.answers.transaction():
             if self.predictions is not None:
                 self.predictions.record_question(clean_text(question))
             if origin.versions <= self.documents.visible_versions():
-                asked = self.predictions is not None
-                ahead_s = (
-                    max(0.0, answer.timing.total_s - self.waited_s()) if isinstance(answer, Answer) else 0.0
-                )
-                kept = (question, vector, options, answer.text, answer.sources, origin)
+                asked, ahead_s = self.predictions is not None, max(0.0, took_s - self.waited_s())
+                kept = (question, vector, options, text, sources, origin)
                 stored = self.answers.put(*kept, asked=asked, ahead_s=ahead_s)
                 if stored and not asked and self.budget is not None:
                     self.budget.add_worth(Worth(entries=1))
@@ -153,11 +140,7 @@ class CachedAnswers:
         """Yield the answers that `refresh` would check."""
         return (found for found in self.answers.unchecked() if found.options.reranker == self.reranker)
 
-    def refresh(
-        self,
-        progress: Progress = no_progress,
-        between: Callable[[], None] = lambda: None,
-    ) -> int:
+    def refresh(self, progress: Progress = no_progress, between: Callable[[], None] = lambda: None) -> int:
         """Check every answer that newer documents may have made invalid; return how many are.
 
         Those are dropped and their questions queued. Safe to interrupt: each result is stored at once. `between` is
@@ -196,14 +179,6 @@ class CachedAnswers:
         names = chunk_names(chunks)
         new = [chunk for chunk, name in zip(chunks, names, strict=True) if name not in found.chunks]
         return not any(map(_bears_on_question, new))
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """What is kept of an answer: its text, and the chunks in its prompt."""
-
-    text: str
-    sources: tuple[Source, ...]
 
 
 def _bears_on_question(chunk: "FoundChunk") -> bool:

@@ -22,9 +22,10 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.options import Sampling
+from kvweave.recipes.request import PrefillResult
 from kvweave.recipes.snapshots import SnapshotResult
 from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
-from kvweave.types import ReplyFormat
+from kvweave.types import ReplyFormat, TokenizedPrompt
 
 _ANY_FORMAT = ReplyFormat()
 
@@ -114,6 +115,30 @@ def generate(
         finally:
             if state.in_memory:  # drafts, and tokens behind the answer's end
                 state.kv_cache.truncate_appended(len(prompt_ids) + len(reply.ids))
+
+
+def generate_all(
+    result: PrefillResult,
+    prompt: TokenizedPrompt,
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    drafts: Sequence[Sequence[int]] = (),
+) -> Decoded:
+    """Generate the reply to a prefilled prompt as `generate` does, to its end."""
+    decoded = Decoded()
+    for _ in generate(
+        result.request.adapter,
+        result.kv_cache,
+        prompt.token_ids,
+        result.logits,
+        settings,
+        max_new_tokens,
+        decoded,
+        drafts=drafts,
+        form=prompt.reply,
+    ):
+        pass
+    return decoded
 
 
 def generate_plainly(

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
-from kvweave.answering.speculative import drafts_of
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import KnowledgeBaseError
 from kvweave.index.documents import DocumentTable
 from kvweave.index.search import FoundChunk
 from kvweave.index.vector_index import VectorIndex
+from kvweave.index.words import shared_words
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.options import AskOptions
 from kvweave.recipes.recipe import Recipe
-from kvweave.results import Answer, Source
+from kvweave.results import Answer, FoundPassage, Source
 from kvweave.state.components import RequestContext
 from kvweave.types import NO_CONTEXT, Place, Prompt, QuestionContext, TokenizedPrompt
 
@@ -72,7 +72,7 @@ class KBQuestion(Asked):
         # Read before the search: a document that comes in later makes the answer old.
         epoch = self.cached.answers.epoch
         self.without_vector = context.documents.without_vector_count()
-        found = retrieve(context, self.question, self.vector(), options.top_k)
+        found = best_chunks(context.index, context.documents, self.question, self.vector(), options.top_k)
         self.retrieve_s = time.perf_counter() - began
         self.origin = provenance(found, epoch)
         self._prefetch(found, lease)
@@ -84,11 +84,12 @@ class KBQuestion(Asked):
     def keep(self, answer: Answer) -> None:
         """Put the answer into the answer cache, unless the options say otherwise."""
         options = self.options
-        if not options.cacheable:
+        if not options.cacheable or not self.cached.accepts(answer):
             return
         cut = answer.finish_reason == "length" and not options.keep_cut
         if self.origin is not None and not cut:
-            self.cached.keep(self.question, self.vector(), options, answer, self.origin)
+            kept = answer.text, answer.sources, self.origin
+            self.cached.keep(self.question, self.vector(), options, *kept, took_s=answer.timing.total_s)
 
     def _prefetch(self, found: list[FoundChunk], lease: Lease) -> None:
         """Start loading the KV of the found chunks, while the prompt is tokenized."""
@@ -110,8 +111,11 @@ class KBQuestion(Asked):
             return []  # a recurrent state cannot take back the drafts that are rejected
         if not options.cacheable or options.cache != "use" or self.kv is not None:
             return []
-        text = self.cached.draft(self.vector(), options)
-        return drafts_of(model, text) if text else []
+        nearest = self.cached.answers.nearest(self.vector(), options, self.cached.threshold)
+        if nearest is None:
+            return []
+        # The cache has stripped the space that a reply may begin with.
+        return [model.template.tokenize(each) for each in (nearest.text, f" {nearest.text}")]
 
 
 def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[Source, ...]:
@@ -133,15 +137,31 @@ def sources_of(documents: DocumentTable, found: Sequence[FoundChunk]) -> tuple[S
     )
 
 
-def retrieve(context: RequestContext, question: str, vector: Vector, top_k: int) -> list[FoundChunk]:
-    """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost index."""
-    return best_chunks(context.index, context.documents, question, vector, top_k)
+def explained(
+    question: str, found: Sequence[FoundChunk], sources: Sequence[Source]
+) -> tuple[FoundPassage, ...]:
+    """Return found chunks, whose sources are given in the same order, with the reason why each was found."""
+    return tuple(
+        FoundPassage(
+            source=source,
+            word_rank=each.reason.word_rank,
+            bm25=each.reason.bm25,
+            words=shared_words(question, each.text),
+            vector_rank=each.reason.vector_rank,
+            cosine=each.reason.cosine,
+            all_words=each.reason.all_words,
+            quotes=each.reason.quotes,
+            rerank_score=each.reason.rerank_score,
+            lacks_vector=each.reason.lacks_vector,
+        )
+        for source, each in zip(sources, found, strict=True)
+    )
 
 
 def best_chunks(
     index: VectorIndex, documents: DocumentTable, question: str, vector: Vector, top_k: int
 ) -> list[FoundChunk]:
-    """Return the best chunks for a question, best first; raises as `retrieve` does."""
+    """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost index."""
     top_k = min(top_k, documents.chunk_count())
     found = index.search(question, vector, top_k, documents.visible_versions())
     if not found:
@@ -152,8 +172,10 @@ def best_chunks(
 
 
 def prompt_for(context: RequestContext, question: str, top_k: int, system: str) -> Prompt:
-    """Return the prompt that a question would be answered from, without computing it; raises as `retrieve` does."""
-    found = retrieve(context, question, context.encoder.encode([question])[0], top_k)
+    """Return the prompt that a question would be answered from, without computing it; raises as `best_chunks` does."""
+    found = best_chunks(
+        context.index, context.documents, question, context.encoder.encode([question])[0], top_k
+    )
     chunks = tuple(chunk.text for chunk in reading_order(found))
     return Prompt(question, chunks, system)
 
@@ -161,8 +183,8 @@ def prompt_for(context: RequestContext, question: str, top_k: int, system: str) 
 def tokenized_prompt_for(
     context: RequestContext, question: str, vector: Vector, options: AskOptions
 ) -> TokenizedPrompt:
-    """Return the tokens that a question would be answered from, without computing them; raises as `retrieve` does."""
-    found = retrieve(context, question, vector, options.top_k)
+    """Return the tokens that a question would be answered from, without computing them; raises as `best_chunks` does."""
+    found = best_chunks(context.index, context.documents, question, vector, options.top_k)
     most = options.max_new_tokens(context.model.geometry.context_tokens)
     return _assemble(context.model, question, options, found, most)[0]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Settings:
     """The settings of the knowledge base in `folder`, for questions.
 
-    `auto` says what the recipe of that name stands for there; None where nothing is calibrated.
+    `auto` resolves the recipe of that name; None where nothing is calibrated.
     """
 
     config: Config
@@ -67,7 +67,7 @@ class Settings:
             system=system,
             cache=cache,
             keep_cut=generation is None,  # a caller that limits one answer must be told that it was cut
-            auto=named.told,
+            auto=named.reason,
         )
 
     def recipe_of(self, options: AskOptions) -> "Recipe":
@@ -86,7 +86,17 @@ class Settings:
         Raises:
             UnknownRecipe, InvalidRequest: see `recipe_named`.
         """
-        return self._made(self._named(named, prepare), prepare)
+        from kvweave.recipes.methods import recipe_named
+        from kvweave.recipes.prepare import NotPrepared
+
+        found, auxiliary = self._named(named, prepare), self.config.model.auxiliary
+        if found.recipe is None:
+            return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
+        chosen = recipe_named(found.recipe, prepare, auxiliary, self._storage)
+        complete = prepare is not None or "+" in found.recipe or chosen.prepare == NotPrepared()
+        if not complete:
+            chosen = recipe_named(found.recipe, self.config.prepare, auxiliary, self._storage)
+        return chosen if found.ratio is None else replace(chosen, ratio=found.ratio)
 
     def _named(self, recipe: str | None, prepare: str | None, *, own_budget: bool = False) -> "_Named":
         """Return the recipe that a call or the settings name, with the choice of calibration in place of AUTO.
@@ -98,29 +108,16 @@ class Settings:
         if name.rpartition("+")[2] != AUTO:
             return _Named(recipe)
         if name != AUTO or prepare is not None or self.auto is None:
-            return _Named(recipe, told=f"{UNCALIBRATED}, for which nothing was calibrated")
+            return _Named(recipe, reason=f"{UNCALIBRATED}, for which nothing was calibrated")
         calibration = self.auto.now()
-        verdict = calibration.verdict
-        if verdict is None:
-            return _Named(recipe, told=calibration.told)
-        if own_budget and not verdict.budget:
-            stored = parse(verdict.recipe).storage
+        result = calibration.result
+        if result is None:
+            return _Named(recipe, reason=calibration.summary)
+        if own_budget and not result.budget:
+            stored = parse(result.recipe).storage
             name = displayed(UNCALIBRATED, None, stored)
-            return _Named(name, told=f"{UNCALIBRATED} for this budget, else {calibration.told}")
-        return _Named(verdict.recipe, None if own_budget else verdict.ratio, calibration.told)
-
-    def _made(self, named: "_Named", prepare: str | None) -> "Recipe":
-        from kvweave.recipes.methods import recipe_named
-        from kvweave.recipes.prepare import NotPrepared
-
-        auxiliary = self.config.model.auxiliary
-        if named.recipe is None:
-            return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
-        chosen = recipe_named(named.recipe, prepare, auxiliary, self._storage)
-        complete = prepare is not None or "+" in named.recipe or chosen.prepare == NotPrepared()
-        if not complete:
-            chosen = recipe_named(named.recipe, self.config.prepare, auxiliary, self._storage)
-        return chosen if named.ratio is None else replace(chosen, ratio=named.ratio)
+            return _Named(name, reason=f"{UNCALIBRATED} for this budget, else {calibration.summary}")
+        return _Named(result.recipe, None if own_budget else result.ratio, calibration.summary)
 
     def top_k(self, named: int | None = None) -> int:
         """Return the number of chunks to retrieve; raises InvalidRequest below one."""
@@ -155,8 +152,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A recipe's name, None for the settings' own; the ratio that goes with it, None for its own; and why, for people."""
+    """A recipe's name, None for the settings' own; the ratio that goes with it, None for its own; and the reason, shown to users."""
 
     recipe: str | None
     ratio: float | None = None
-    told: str = ""
+    reason: str = ""

@@ -25,11 +25,6 @@ _MAX_MATCH: Final = 8
 """Of several matching positions in the prompt, the longest match counts, up to this many tokens."""
 
 
-def drafts_of(adapter: Adapter, text: str) -> list[tuple[int, ...]]:
-    """Return the token ids of an earlier reply's text, with a leading space and without: the cache strips it."""
-    return [adapter.template.tokenize(each) for each in (text, f" {text}")]
-
-
 class PromptLookupDrafter:
     """Proposes draft tokens for one reply, from earlier replies and from the prompt.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvweave.answering.generation import Decoded, generate
+from kvweave.answering.generation import generate_all
 from kvweave.config import Config
 from kvweave.errors import StoreFull
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -24,7 +24,7 @@ from kvweave.recipes.recipe import Recipe, run
 from kvweave.results import Plan
 from kvweave.state.calibration_results import Measured, Trial, allowed_losses, summarised
 from kvweave.state.components import ListedCorpus, RequestContext
-from kvweave.state.knowledge_base_state import CALIBRATION_FOLDER, KnowledgeBaseState
+from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.types import TokenizedPrompt
 
 
@@ -54,19 +54,7 @@ class Reply:
             options.max_new_tokens(adapter.geometry.context_tokens),
             max(1, adapter.geometry.context_tokens - prompt.tokens),
         )
-        decoded = Decoded()
-        for _ in generate(
-            adapter,
-            result.kv_cache,
-            prompt.token_ids,
-            result.logits,
-            options.generation,
-            most,
-            decoded,
-            drafts=drafts,
-            form=prompt.reply,
-        ):
-            pass
+        decoded = generate_all(result, prompt, options.generation, most, drafts)
         rows = counted[0] / (adapter.geometry.layers * prompt.tokens)
         text = decoded.reasoning, decoded.text.strip()
         return Reply(result.plan, int(result.logits.argmax()), tuple(decoded.ids), text, rows)
@@ -100,16 +88,12 @@ class BudgetTrials:
     """The budgets that may be chosen under some settings, from the cheapest; close it.
 
     KV goes into a store of its own, which is deleted with it. So nothing of the knowledge base's KV is evicted for a trial, and no
-    KV that its requests have left counts in one.
-
-    Args:
-        state: the knowledge base's.
-        config: the settings: what they leave open is tried, and they name the least shares that must be kept.
+    KV that its requests have left counts in one. What `config` leaves open is tried; it names the least shares that must be kept.
     """
 
     def __init__(self, state: KnowledgeBaseState, config: Config) -> None:
         self._state, self._least = state, config.calibration
-        self._folder = state.database.path.parent / CALIBRATION_FOLDER
+        self._folder = state.trials
         self._scratch: ChunkStore | None = None
         self.candidates = candidates(config.prepare, config.store.storage, config.model.auxiliary)
 
@@ -121,17 +105,13 @@ class BudgetTrials:
             self._scratch = ChunkStore(self._folder, limit_bytes=self._state.store.limit_bytes)
         return self._scratch
 
-    def losses(self, questions: int) -> tuple[int, int]:
-        """Return how many first tokens and how many answers of so many questions may be lost."""
+    def trials(self, measured: Sequence[Mapping[str, Measured]], questions: int) -> list[Trial]:
+        """Return the measured trials of the candidates; `questions` is the number of questions measured in the end."""
         least = self._least
-        return (
+        losses = (
             allowed_losses(questions, least.calibrate_first_tokens),
             allowed_losses(questions, least.calibrate_answers),
         )
-
-    def trials(self, measured: Sequence[Mapping[str, Measured]], questions: int) -> list[Trial]:
-        """Return the measured trials of the candidates; `questions` is the number of questions measured in the end."""
-        losses = self.losses(questions)
         return [
             summarised(
                 each.recipe.name,
@@ -147,17 +127,6 @@ class BudgetTrials:
         """Return the candidates that have not lost too much yet."""
         trials = self.trials(measured, questions)
         return [each for each, trial in zip(self.candidates, trials, strict=True) if trial.keeps]
-
-    def measure(
-        self,
-        context: RequestContext,
-        alive: Sequence[Candidate],
-        prompt: TokenizedPrompt,
-        options: AskOptions,
-        full: Reply,
-    ) -> dict[str, Measured]:
-        """Return the measurements of each budget against the reply `full`, by its key; raises StoreFull if the disk is full."""
-        return {each.key: self.compare(context, each, prompt, options, full) for each in alive}
 
     def compare(
         self,

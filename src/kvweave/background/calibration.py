@@ -35,11 +35,11 @@ from kvweave.state.calibration_results import (
     chosen,
 )
 from kvweave.state.components import Components
-from kvweave.state.knowledge_base_state import IDLE_LOCK, KnowledgeBaseState, Progress
+from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress
 from kvweave.types import TokenizedPrompt
 
 MOST_QUESTIONS: Final = HISTORY_LIMIT
-"""The most questions of a verdict: those asked last, then those predicted last."""
+"""The most questions of a calibration: those asked last, then those predicted last."""
 ANSWER_TOKENS: Final = 32
 """How many tokens of an answer are compared: all of it if it is shorter."""
 
@@ -67,13 +67,9 @@ class Step:
 
 
 class Calibrator:
-    """Calibrates one knowledge base, for one run; close it.
+    """Calibrates one knowledge base for its settings, in one run; close it. Loads the model when a step first needs it.
 
-    Args:
-        state: the documents, the questions, and the table of results.
-        components: loads the model when a step first needs it.
-        settings: those that the result is for; they resolve `auto`.
-        given: questions to take in place of those asked and predicted.
+    `given` are questions to take in place of those asked and predicted.
     """
 
     def __init__(
@@ -86,6 +82,7 @@ class Calibrator:
         assert settings.auto is not None
         self._state, self._components, self._settings = state, components, settings
         self._auto: AutoRecipe = settings.auto
+        self._system = self._auto.conditions()["system"]
         self._given = given
         self._unprepared: list[ListedChunk] | None = None
         self._unprepared_for = ""  # the recipe's name
@@ -106,9 +103,9 @@ class Calibrator:
                 found.setdefault(each.question, "predicted")
         return dict(list(found.items())[:MOST_QUESTIONS])
 
-    def next_if_due(self) -> Step | None:
-        """Return the next step; None if no calibration is due, or too few questions are known."""
-        return self.next() if self._auto.now().due else None
+    def next_if_needed(self) -> Step | None:
+        """Return the next step; None if no calibration is needed, or too few questions are known."""
+        return self.next() if self._auto.now().needed else None
 
     def next(self) -> Step | None:
         """Return the next step; None if too few questions are known. Loads no model to measure another question."""
@@ -140,9 +137,9 @@ class Calibrator:
             progress(step.stage, step.done, step.total)
             step.do()
             progress(step.stage, step.done + 1, step.total)
-            verdict = self._auto.now().verdict
-            if verdict is not None and verdict.made_at_s >= began_s:
-                return verdict
+            result = self._auto.now().result
+            if result is not None and result.made_at_s >= began_s:
+                return result
         known, source = len(self.questions()), "given" if self._given is not None else "known"
         raise InvalidRequest(
             f"{known} questions are {source}, and a calibration needs {MIN_QUESTIONS}: ask more, let `kvweave idle` predict some, "
@@ -162,7 +159,7 @@ class Calibrator:
         prompt, options = self._prompt(question)
         with counted_rows(context.adapter) as counted:
             full = Reply.of(context.adapter, self._budgets.store, recipe_named(_FULL), prompt, options)
-            found = self._budgets.measure(context, alive, prompt, options, full)
+            found = {each.key: self._budgets.compare(context, each, prompt, options, full) for each in alive}
         passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
         measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
         with self._state.database.transaction():
@@ -187,7 +184,7 @@ class Calibrator:
                 )
         origins = list(questions.values())
         minimum = self._settings.config.calibration
-        verdict = CalibrationResult(
+        result = CalibrationResult(
             EXACT if winner is None else winner.recipe.name,
             None if winner is None else winner.ratio,
             0.0 if winner is None else winner.recipe.ratio,
@@ -202,15 +199,15 @@ class Calibrator:
             sum(each.passes for each in measured) / max(1, len(measured)),
             tuple(trials),
         )
-        return Step("verdict", verdict.recipe, 0, 1, partial(self._decide, verdict, self._epoch))
+        return Step("storing the result", result.recipe, 0, 1, partial(self._decide, result, self._epoch))
 
-    def _decide(self, verdict: CalibrationResult, epoch: int) -> None:
+    def _decide(self, result: CalibrationResult, epoch: int) -> None:
         """Store the result, unless the documents have changed since `epoch`; questions then wait for an answer by it."""
         before = self._settings.options()
         with self._state.database.transaction():
             if self._state.answers.epoch != epoch:
                 return
-            self._auto.table.put(self._auto.conditions(), verdict)
+            self._auto.table.put(self._auto.conditions(), result)
         after = self._settings.options()
         if before.cacheable and before.cache_key() != after.cache_key():
             self._queue(before, after)
@@ -254,10 +251,6 @@ class Calibrator:
             generation=GenerationConfig(max_new_tokens=most, think=own.think),
         )
 
-    @property
-    def _system(self) -> str:
-        return self._auto.conditions()["system"]
-
     def _chunks_to_prepare(self, recipe: Recipe) -> list[ListedChunk]:
         """Return the chunks that lack what the recipe needs and that this run has not prepared.
 
@@ -294,7 +287,7 @@ def calibrate(
 ) -> CalibrationResult:
     """Calibrate now; raises as `KnowledgeBase.calibrate`, except for an empty knowledge base."""
     state.database.check_writable()
-    with try_lock(state.database.path.parent / IDLE_LOCK) as free:
+    with try_lock(state.idle_lock) as free:
         if not free:
             raise InvalidRequest(
                 "another process calibrates this knowledge base or does its background work; try again when it has ended"

@@ -11,26 +11,22 @@ from functools import cache, partial
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.evidence import is_non_answer, is_supported, repeats
-from kvweave.answer_cache.predictions import DropReason, PredictionStore
+from kvweave.answer_cache.predictions import DropReason
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.answer_cache.worth import PredictionOrigin
-from kvweave.answering.cached_answers import CachedAnswers
-from kvweave.answering.settings import Settings
+from kvweave.answering.ask import Asker
 from kvweave.background.calibration import Calibrator, Step
 from kvweave.background.paraphrases import Paraphraser
-from kvweave.background.planning import PrecomputeExtent, PredictFromHistory, Summarise, precompute_extent
+from kvweave.background.planning import PredictFromHistory, Summarise, answers_ahead
 from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import can_paraphrase
-from kvweave.database import FactTable
-from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.options import AskOptions
 from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
-from kvweave.state.background_budget import BackgroundBudget, Worth
-from kvweave.state.components import Components, RequestContext
+from kvweave.state.active_requests import RequestGuard
+from kvweave.state.background_budget import Worth
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
-from kvweave.state.metadata import KBMetadata
 from kvweave.text import content_stems
 
 JobKind: TypeAlias = Literal[
@@ -67,54 +63,58 @@ class Job:
 
 
 class JobSource:
-    """The jobs of one knowledge base, for one run.
+    """The jobs of one knowledge base, for one run; they yield to requests by `guard`. Loads no model before a job needs it."""
 
-    Args:
-        precomputer: computes answers and KV for questions.
-        predictor: returns what predicts questions; None where no answer is cached, so that none is worth predicting.
-        paraphraser: returns what puts questions in other words, for a predictor; None as before, and for a model that does not
-            know how.
-        predictions: what was predicted so far.
-        store: the chunk KV.
-        budget: records what was made.
-        facts: records the store's limit.
-        extent: how much of a predicted question is computed.
-        yield_to_requests: called between parts of a job that run no model.
-        calibrator: calibrates; None without calibration.
-    """
-
-    def __init__(
-        self,
-        precomputer: Precomputer,
-        predictor: Callable[[], QuestionPredictor | None],
-        paraphraser: Callable[[QuestionPredictor | None], Paraphraser | None],
-        predictions: PredictionStore,
-        store: ChunkStore,
-        budget: BackgroundBudget,
-        facts: FactTable,
-        extent: PrecomputeExtent,
-        yield_to_requests: Callable[[], None],
-        calibrator: Calibrator | None = None,
-    ) -> None:
-        self._precomputer = precomputer
-        self._cached = precomputer.cached
-        self._new_predictor, self._new_paraphraser = predictor, paraphraser
-        self._predictor = predictor()
-        self._paraphraser = paraphraser(self._predictor)
-        self._calibrator = calibrator
-        self._predictions = predictions
-        self._store = store
-        self._budget, self._facts = budget, facts
-        self._extent = extent
-        self._yield_to_requests = yield_to_requests
+    def __init__(self, state: KnowledgeBaseState, asker: Asker, guard: RequestGuard) -> None:
+        self._state, self._cached, self._settings = state, asker.cached, asker.settings
+        self._metadata, self._guard = asker.metadata, guard
+        self._predictions, self._budget = state.predictions, state.background_budget
+        self._context = cache(asker.components.request_context)
+        unrecorded = replace(asker.cached, predictions=None)  # no user asks
+        self._precomputer = Precomputer(
+            self._context, unrecorded, asker.settings, asker.metadata.system, lambda: guard.waited_s
+        )
+        config = asker.settings.config
+        auto = config.recipe == AUTO
+        self._calibrator = Calibrator(state, asker.components, asker.settings) if auto else None
+        self._answers_ahead = answers_ahead(asker.cached.threshold, config.prediction.decode_cutoff)
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AskOptions]] | None = None
+        self._renew_predictor()
+
+    def _renew_predictor(self) -> None:
+        """Make what predicts and rewords questions, for the recipe that answers them now; None if no answer is cached."""
+        state, settings, system = self._state, self._settings, self._metadata.system
+        self._predictor: QuestionPredictor | None = None
+        self._paraphraser: Paraphraser | None = None
+        options = settings.options(system)
+        if not (options.cacheable and state.answers.limit_bytes):
+            return
+        self._predictor = QuestionPredictor(
+            self._context,
+            state.documents,
+            state.answers,
+            state.predictions,
+            settings.recipe_of(options),
+            options,
+            system,
+            self._cached.threshold,
+            settings.config.prediction.prediction_stride,
+            self._paused,
+        )
+        if can_paraphrase(self._metadata.get("model_name")):
+            self._paraphraser = Paraphraser(self._predictor, self._budget.answer_seconds)
+
+    def _paused(self) -> Collection[PredictionOrigin]:
+        """Return the kinds of prediction that do not pay (`answer_cache/worth.py`)."""
+        worth = self._predictions.worth.all(self._budget.answer_seconds())
+        return {origin for origin, one in worth.items() if one.paused}
 
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
 
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
-        answer (answers). Then what `auto` stands for, by which all others are
+        answer (answers). Then the recipe that `auto` resolves to, by which all others are
         computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
         before (conversion, PerCache §4.3.3). Then other wordings of answered questions (paraphrase) and new predictions
         (abstract, prediction). Last, evicted KV, if the store's limit was raised (restoration). Predictions that do not pay are
@@ -141,29 +141,30 @@ class JobSource:
 
     def _measured(self, job: Job) -> None:
         """Do a job, and record by how much the stored KV grew, and the work on a kind of prediction."""
-        before, began, waited_s = self._store.used_bytes, time.perf_counter(), self._precomputer.waited_s()
+        store = self._state.store
+        before, began, waited_s = store.used_bytes, time.perf_counter(), self._guard.waited_s
         try:
             job.do()
         finally:
-            grown = self._store.used_bytes - before
+            grown = store.used_bytes - before
             if grown > 0:
                 self._budget.add_worth(Worth(kv_bytes=grown))
             if job.origin is not None:
-                waited_s = self._precomputer.waited_s() - waited_s
-                self._predictions.worth.add_seconds(job.origin, time.perf_counter() - began - waited_s)
+                waited_s = self._guard.waited_s - waited_s
+                self._predictions.worth.add(job.origin, seconds=time.perf_counter() - began - waited_s)
 
     def _refresh(self) -> Job | None:
         cached = self._cached
         if next(cached.unchecked(), None) is None:
             return None
-        check = partial(cached.refresh, between=self._yield_to_requests)
+        check = partial(cached.refresh, between=self._guard.yield_to_requests)
         return Job("refresh", "checking answers", ("refresh", cached.answers.epoch), 1, check)
 
     def _answers(self) -> Job | None:
         return self._pending("answers", _ASKED, self._answer)
 
     def _calibration(self) -> Job | None:
-        step = None if self._calibrator is None else self._calibrator.next_if_due()
+        step = None if self._calibrator is None else self._calibrator.next_if_needed()
         if step is None:
             return None
         key = ("calibration", step.stage, step.done)
@@ -171,8 +172,7 @@ class JobSource:
 
     def _calibrate(self, step: Step) -> None:
         step.do()
-        self._predictor = self._new_predictor()  # questions are predicted for the recipe that answers them
-        self._paraphraser = self._new_paraphraser(self._predictor)
+        self._renew_predictor()
 
     def close(self) -> None:
         """Delete what a calibration has stored for its trials."""
@@ -183,13 +183,13 @@ class JobSource:
         return self._pending("population", ("predicted",), self._populate)
 
     def _conversion(self) -> Job | None:
-        return self._pending("conversion", ("prefilled",), self._answer) if self._extent == "answer" else None
+        return self._pending("conversion", ("prefilled",), self._answer) if self._answers_ahead else None
 
     def _pending(
         self, kind: JobKind, reasons: tuple[PendingReason, ...], do: Callable[[PendingQuestion], None]
     ) -> Job | None:
         predicted = kind in ("population", "conversion")
-        paused = paused_predictions(self._predictions, self._budget) if predicted else ()
+        paused = self._paused() if predicted else ()
         left_out = self._predictions.predicted.of(paused) if paused else ()
         found = self._cached.answers.pending(len(self._tried) + 100, reasons, left_out)
         left = [
@@ -206,7 +206,7 @@ class JobSource:
         return Job(kind, first.question, key, len(left), partial(do, first), origin)
 
     def _populate(self, pending: PendingQuestion) -> None:
-        if self._extent == "answer":
+        if self._answers_ahead:
             self._answer(pending)
             return
         self._precomputer.prefill(pending.question, pending.options)
@@ -216,10 +216,13 @@ class JobSource:
         if pending.reason in ("predicted", "prefilled"):
             self._answer_predicted(pending)
             return
+
         # A question that was given another one's answer goes on getting it rather than an answer that goes round in circles.
-        accepts = _not_repeating if pending.reason == "matched" else None
+        def accepts(answer: Answer) -> bool:
+            return pending.reason != "matched" or not repeats(answer.text)
+
         answer = self._precomputer.answer(pending.question, pending.options, accepts)
-        if not answer.text or (accepts is not None and not accepts(answer)):
+        if not (answer.text and accepts(answer)):
             self._cached.answers.delete([pending.question], pending.options)  # nothing was stored for it
 
     def _answer_predicted(self, pending: PendingQuestion) -> None:
@@ -235,7 +238,7 @@ class JobSource:
                 if predicted.drop(question, dropped):
                     self._cached.answers.delete([question])
         elif (origin := predicted.origin_of(question)) is not None:
-            self._predictions.worth.add_ready(origin)
+            self._predictions.worth.add(origin, ready=1)
 
     def _prediction(self) -> Job | None:
         predictor = self._predictor
@@ -251,9 +254,9 @@ class JobSource:
 
     def _paraphrase(self) -> Job | None:
         writer = self._paraphraser
-        if writer is None or "paraphrase" in paused_predictions(self._predictions, self._budget):
+        if writer is None or "paraphrase" in self._paused():
             return None
-        question = next((one for one in writer.due() if ("paraphrase", one) not in self._tried), None)
+        question = next((one for one in writer.questions() if ("paraphrase", one) not in self._tried), None)
         if question is None:
             return None
         write = partial(self._write_paraphrases, writer, question)
@@ -263,33 +266,21 @@ class JobSource:
         stored = writer.do(question)
         if stored:
             self._budget.add_worth(Worth(entries=stored))
-            for _ in range(stored):
-                self._predictions.worth.add_ready("paraphrase")
+            self._predictions.worth.add("paraphrase", ready=stored)
 
     def _restoration(self) -> Job | None:
-        limit, seen = self._store.limit_bytes, self._facts.get(_LIMIT)
+        facts = self._state.facts
+        limit, seen = self._state.store.limit_bytes, facts.get(_LIMIT)
         if self._to_restore is None and seen is not None and limit > seen:
             self._to_restore = self._cached.answers.most_used()
         if not self._to_restore:
             if limit != seen:
-                self._facts.record(_LIMIT, limit)
+                facts.record(_LIMIT, limit)
             return None
         left = len(self._to_restore)
         question, settings = self._to_restore.pop(0)
         restore = partial(self._precomputer.restore, question, settings)
         return Job("restoration", question, ("restoration", question, settings), left, restore)
-
-
-def paused_predictions(
-    predictions: PredictionStore, budget: BackgroundBudget
-) -> Collection[PredictionOrigin]:
-    """Return the kinds of prediction that do not pay (`answer_cache/worth.py`)."""
-    worth = predictions.worth.all(budget.answer_seconds())
-    return {origin for origin, one in worth.items() if one.paused}
-
-
-def _not_repeating(answer: Answer) -> bool:
-    return not repeats(answer.text)
 
 
 def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
@@ -304,80 +295,3 @@ def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
     supported = is_supported(question, answer.text, [source.text for source in answer.sources])
     agrees = not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer.text]))
     return None if supported and agrees else "unsupported"
-
-
-def job_source(
-    state: KnowledgeBaseState,
-    components: Components,
-    cached: CachedAnswers,
-    settings: Settings,
-    metadata: KBMetadata,
-    budget: BackgroundBudget,
-    yield_to_requests: Callable[[], None],
-    waited_s: Callable[[], float],
-) -> JobSource:
-    """Return the jobs of one run; no model is loaded before a job needs it. For `waited_s` see Precomputer."""
-    context = cache(components.request_context)
-    prediction = settings.config.prediction
-    return JobSource(
-        Precomputer(context, replace(cached, predictions=None), settings, metadata.system, waited_s),
-        partial(_predictor, state, context, cached, settings, metadata, budget),
-        partial(_paraphraser, state, context, cached, settings, metadata, budget),
-        state.predictions,
-        state.store,
-        budget,
-        state.facts,
-        precompute_extent(cached.threshold, prediction.decode_cutoff),
-        yield_to_requests,
-        Calibrator(state, components, settings) if settings.config.recipe == AUTO else None,
-    )
-
-
-def _predictor(
-    state: KnowledgeBaseState,
-    context: Callable[[], RequestContext],
-    cached: CachedAnswers,
-    settings: Settings,
-    metadata: KBMetadata,
-    budget: BackgroundBudget,
-) -> QuestionPredictor | None:
-    """Return the question predictor for the current settings, or None if the answer cache is off."""
-    options = settings.options(metadata.system)
-    if not (options.cacheable and state.answers.limit_bytes):
-        return None
-    return QuestionPredictor(
-        context,
-        state.documents,
-        state.answers,
-        state.predictions,
-        settings.recipe_of(options),
-        options,
-        metadata.system,
-        cached.threshold,
-        settings.config.prediction.prediction_stride,
-        lambda: paused_predictions(state.predictions, budget),
-    )
-
-
-def _paraphraser(
-    state: KnowledgeBaseState,
-    context: Callable[[], RequestContext],
-    cached: CachedAnswers,
-    settings: Settings,
-    metadata: KBMetadata,
-    budget: BackgroundBudget,
-    predictor: QuestionPredictor | None,
-) -> Paraphraser | None:
-    """Return the job source of paraphrases, or None if no questions are predicted or the model is the reference model."""
-    if predictor is None or not can_paraphrase(metadata.get("model_name")):
-        return None
-    return Paraphraser(
-        predictor,
-        context,
-        state.documents,
-        state.answers,
-        state.predictions,
-        settings.options(),
-        cached.threshold,
-        budget.answer_seconds,
-    )

@@ -8,18 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.evidence import is_supported, keeps_decisive_words, parse_questions
 from kvweave.answer_cache.guard import changes_meaning
 from kvweave.answer_cache.matching import similarity
-from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason, PredictionStore
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, DropReason
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.answering.cached_answers import provenance
-from kvweave.answering.kb_question import retrieve
+from kvweave.answering.kb_question import best_chunks
 from kvweave.background.prediction import QuestionPredictor
-from kvweave.index.documents import DocumentTable
-from kvweave.options import AskOptions
-from kvweave.state.components import RequestContext
 from kvweave.text import clean_text
 
 
@@ -36,25 +32,19 @@ class _Wording:
 
 @dataclass(frozen=True, slots=True)
 class Paraphraser:
-    """Writes and stores other wordings of questions that have an answer under `options`.
+    """Writes and stores other wordings of questions that have an answer under the predictor's options.
 
-    `threshold` is τ; `answer_s` returns the mean seconds of answering a question ahead.
+    `answer_s` returns the mean seconds of answering a question ahead.
     """
 
     predictor: QuestionPredictor
-    context: Callable[[], RequestContext]
-    documents: DocumentTable
-    answers: AnswerCache
-    predictions: PredictionStore
-    options: AskOptions
-    threshold: float
     answer_s: Callable[[], float | None]
 
-    def due(self) -> Iterator[str]:
+    def questions(self) -> Iterator[str]:
         """Yield the answered questions that were not put in other words yet: those of users, the latest first, then others."""
-        history, done = self.predictions.history, self.predictions.paraphrased
-        questions = chain(reversed(history.recent(HISTORY_LIMIT)), self.predictions.predicted.kept())
-        return (one for one in questions if one not in done and self._answer_to(one) is not None)
+        history, predicted = self.predictor.predictions.history, self.predictor.predictions.predicted
+        questions = chain(reversed(history.recent(HISTORY_LIMIT)), predicted.kept())
+        return (one for one in questions if not predicted.is_paraphrased(one) and self._answer_to(one))
 
     def do(self, question: str) -> int:
         """Write and store wordings of a question; return how many were stored with its answer."""
@@ -68,16 +58,16 @@ class Paraphraser:
                 wording = self._wording(clean_text(text), found)
                 if wording is not None:
                     wordings.append(wording)
-        with self.answers.transaction():
-            self.predictions.paraphrased.add(question)
+        with self.predictor.answers.transaction():
+            self.predictor.predictions.predicted.mark_paraphrased(question)
             if found is None or not self._is_current(found):
                 return 0  # another answer came, or the documents changed
             return sum(self._store(wording, found) for wording in wordings)
 
     def _answer_to(self, question: str) -> CachedAnswer | None:
         """Return the answer stored for these very words and valid in this epoch, or None."""
-        found = self.answers.stored(question, self.options)
-        return found if found is not None and found.epoch == self.answers.epoch else None
+        found = self.predictor.answers.stored(question, self.predictor.options)
+        return found if found is not None and found.epoch == self.predictor.answers.epoch else None
 
     def _is_current(self, found: CachedAnswer) -> bool:
         now = self._answer_to(found.question)
@@ -85,21 +75,20 @@ class Paraphraser:
 
     def _wording(self, text: str, found: CachedAnswer) -> _Wording | None:
         """Return a wording, screened; None if it is known or recognised anyway."""
-        predicted, matcher = self.predictions.predicted, self.answers.matcher
-        if text == found.question or predicted.contains(text) or matcher.is_time_sensitive(text):
+        predictor, answers, options = self.predictor, self.predictor.answers, self.predictor.options
+        known = text == found.question or predictor.predictions.predicted.contains(text)
+        if known or answers.matcher.is_time_sensitive(text) or answers.stored(text, options) is not None:
             return None
-        if self.answers.stored(text, self.options) is not None:
-            return None
-        vector = self.context().encoder.encode([text])[0]
+        context, epoch = predictor.context(), answers.epoch
+        vector = context.encoder.encode([text])[0]
         cosine = similarity(vector, found.vector)
-        if matcher.same(text, found.question, cosine, self.threshold):
+        if answers.matcher.same(text, found.question, cosine, predictor.threshold):
             return None
-        epoch = self.answers.epoch
-        chunks = retrieve(self.context(), text, vector, self.options.top_k)
+        chunks = best_chunks(context.index, predictor.documents, text, vector, options.top_k)
         texts = [chunk.text for chunk in chunks]
-        fault = self.predictor.fault(text, vector, texts)
+        fault = predictor.fault(text, vector, texts)
         differs = not keeps_decisive_words(found.question, text) or changes_meaning(found.question, text)
-        if fault is None and (cosine < self.threshold or differs):
+        if fault is None and (cosine < predictor.threshold or differs):
             fault = "other meaning"
         origin = provenance(chunks, epoch)
         same = set(origin.chunks) == set(found.chunks) and is_supported(text, found.text, texts)
@@ -107,17 +96,18 @@ class Paraphraser:
 
     def _store(self, wording: _Wording, found: CachedAnswer) -> bool:
         """Store a wording, in the caller's transaction; return whether it got the answer."""
-        if not wording.origin.versions <= self.documents.visible_versions():
+        predictor, answers, options = self.predictor, self.predictor.answers, self.predictor.options
+        text, vector, versions = wording.text, wording.vector, wording.origin.versions
+        if not versions <= predictor.documents.visible_versions():
             return False
-        if self.answers.stored(wording.text, self.options) is not None:
+        if answers.stored(text, options) is not None:
             return False  # it was asked meanwhile and has an answer of its own
-        versions = wording.origin.versions
-        self.predictions.predicted.add(wording.text, "paraphrase", versions, wording.dropped)
+        predictor.predictions.predicted.add(text, "paraphrase", versions, wording.dropped)
         if wording.dropped is not None:
             return False
         if not wording.same_evidence:
-            self.answers.add_predicted(wording.text, wording.vector, self.options)
+            answers.add_predicted(text, vector, options)
             return False
-        ahead_s = self.answers.ahead_s(found) or self.answer_s() or 0.0
-        what = (wording.text, wording.vector, self.options, found.text, found.sources, wording.origin)
-        return self.answers.put(*what, asked=False, ahead_s=ahead_s)
+        ahead_s = answers.ahead_s(found) or self.answer_s() or 0.0
+        kept = (text, vector, options, found.text, found.sources, wording.origin)
+        return answers.put(*kept, asked=False, ahead_s=ahead_s)

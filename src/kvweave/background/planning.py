@@ -6,7 +6,7 @@ A job's result changes what is stored, so an interrupted or killed process conti
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
@@ -30,11 +30,6 @@ class PredictFromDocuments:
     part: SummaryPart
     others: tuple[SummaryPart, ...]
 
-    @property
-    def round(self) -> int:
-        """The part's round of predictions, from 0."""
-        return self.part.rounds
-
 
 @dataclass(frozen=True, slots=True)
 class PredictFromHistory:
@@ -55,7 +50,7 @@ def next_job(
     max_earlier: Callable[[], int],
     paused: Collection[PredictionOrigin] = (),
 ) -> Job | None:
-    """Return the job that is due, or None: first new questions, then the latest part's first round, then the next part.
+    """Return the next job, or None: first new questions, then the latest part's first round, then the next part.
 
     Later rounds wait until every chunk had one, and documents take turns: idle time may end at any moment, and what is predicted
     by then should be about all of them.
@@ -98,11 +93,8 @@ def _batch(chunks: Sequence[ChunkRef], missing: Sequence[ChunkRef], max_tokens: 
     return tuple(batch)
 
 
-PrecomputeExtent: TypeAlias = Literal["prefill", "answer"]
-
-
-def precompute_extent(threshold: float, cutoff: float) -> PrecomputeExtent:
-    """Return how much of a predicted question to compute: its KV, or its answer too.
+def answers_ahead(threshold: float, cutoff: float) -> bool:
+    """Return whether to compute the answers of predicted questions, and not their KV alone.
 
     Above the cutoff few questions are similar enough to a predicted one for its answer to be used.
 
@@ -110,4 +102,4 @@ def precompute_extent(threshold: float, cutoff: float) -> PrecomputeExtent:
         threshold: τ, the least similarity of questions that share an answer, 0..1.
         cutoff: the highest τ at which answers are computed, 0..1.
     """
-    return "answer" if threshold <= cutoff else "prefill"
+    return threshold <= cutoff

@@ -37,7 +37,7 @@ class Precomputer:
     waited_s: Callable[[], float] = lambda: 0.0
 
     def answer(
-        self, question: str, options: AskOptions, accepts: Callable[[Answer], bool] | None = None
+        self, question: str, options: AskOptions, accepts: Callable[[Answer], bool] = lambda answer: True
     ) -> Answer:
         """Compute a question's answer again; store it and its KV as a request's would be.
 
@@ -76,14 +76,8 @@ class Precomputer:
         prompt = tokenized_prompt_for(context, question, self._vector(question)(), options)
         recipe = self.settings.recipe_of(options)
         request = PrefillRequest(context.adapter, context.store, prompt, recipe.budget(None, None))
-        return (
-            recipe,
-            prompt,
-            [
-                prompt.ids(prompt.spans[span])
-                for span in missing_chunks(request, recipe.match, recipe.prepare)
-            ],
-        )
+        missing = missing_chunks(request, recipe.match, recipe.prepare)
+        return recipe, prompt, [prompt.ids(prompt.spans[span]) for span in missing]
 
     def _bytes(self, recipe: Recipe, missing: Sequence[Ids]) -> int:
         """Return the bytes that storing chunks takes: what the recipe prepares of each, else what it remembers."""

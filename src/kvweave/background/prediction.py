@@ -5,8 +5,8 @@ Predicted questions are queued in the answer cache; `jobs` computes their KV and
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.evidence import (
@@ -27,7 +27,7 @@ from kvweave.answer_cache.predictions import DropReason, PredictionStore
 from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.answer_cache.worth import PredictionOrigin
-from kvweave.answering.generation import Decoded, generate
+from kvweave.answering.generation import generate_all
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
 from kvweave.background.source_passages import Asked, answers_in, nearest_first, shared_words
@@ -89,71 +89,45 @@ class Candidate:
     answer: str = ""
 
 
-class _Reply(NamedTuple):
-    """A reply, and the words that the model was to ask for; empty if it chose."""
-
-    text: str
-    answer: str = ""
-
-
+@dataclass(eq=False)
 class QuestionPredictor:
-    """Predicts questions as they would be asked under `options`.
+    """Predicts questions as users are expected to ask them under `options`, from what `predictions` holds.
 
-    Args:
+    Attributes:
         context: loads the parts of a request when first called.
-        documents: the list of documents.
-        answers: the answer cache.
-        predictions: where predictions are made from and stored.
         recipe: how stored chunk KV is reused when the model reads chunks, as for requests.
-        options: those under which users are expected to ask.
         system: the instruction that prompts start with.
         threshold: τ.
         stride: how many questions are predicted at a time (PerCache §4.1.2).
         paused: returns the kinds of prediction that do not pay.
+        examples: the KV of worked examples, which stand before all notes.
     """
 
-    def __init__(
-        self,
-        context: Callable[[], RequestContext],
-        documents: DocumentTable,
-        answers: AnswerCache,
-        predictions: PredictionStore,
-        recipe: Recipe,
-        options: AskOptions,
-        system: str,
-        threshold: float,
-        stride: int,
-        paused: Callable[[], Collection[PredictionOrigin]] = lambda: (),
-    ) -> None:
-        self._context = context
-        self._documents = documents
-        self._answers = answers
-        self._predictions = predictions
-        self._recipe = recipe
-        self._options = options
-        self._system = system
-        self._threshold = threshold
-        self._stride = stride
-        self._paused = paused
-        self._examples = MemoryStore()  # the KV of worked examples, which stand before all notes
+    context: Callable[[], RequestContext]
+    documents: DocumentTable
+    answers: AnswerCache
+    predictions: PredictionStore
+    recipe: Recipe
+    options: AskOptions
+    system: str
+    threshold: float
+    stride: int
+    paused: Callable[[], Collection[PredictionOrigin]] = lambda: ()
+    examples: MemoryStore = field(default_factory=MemoryStore)
 
     def next_job(self) -> Job | None:
         """Return the next job, or None, for which no model is loaded."""
-
-        def batch_tokens() -> int:
-            return self.prompts.batch_tokens or self._most_tokens
-
         return next_job(
-            self._predictions,
+            self.predictions,
             self._listed(),
-            batch_tokens,
+            lambda: self.prompts.batch_tokens or self._most_tokens,
             lambda: self.prompts.earlier_questions,
-            self._paused(),
+            self.paused(),
         )
 
     def chunks_to_summarise(self) -> int:
         """Return how many chunks the corpus summary lacks."""
-        return len(self._predictions.summary.missing(self._listed()))
+        return len(self.predictions.summary.missing(self._listed()))
 
     def do(self, job: Job) -> None:
         """Run a job; it stores nothing before its end."""
@@ -167,7 +141,7 @@ class QuestionPredictor:
     # The three jobs
 
     def _summarise(self, job: Summarise) -> None:
-        texts = self._context().index.texts([chunk.name for chunk in job.chunks])
+        texts = self.context().index.texts([chunk.name for chunk in job.chunks])
         notes = [texts[chunk.name] for chunk in job.chunks if chunk.name in texts]
         request, dropped = self.prompts.summarise(), None
         summary = "\n\n".join(
@@ -177,29 +151,29 @@ class QuestionPredictor:
             reply = self.reply(notes, request, draw=0)
             dropped = _summary_fault(reply, notes) if reply else None
             summary = summary if dropped else reply
-        with self._answers.transaction():
-            if {chunk.version for chunk in job.chunks} <= self._documents.visible_versions():
-                self._predictions.summary.put(job.chunks, summary)
+        with self.answers.transaction():
+            if {chunk.version for chunk in job.chunks} <= self.documents.visible_versions():
+                self.predictions.summary.put(job.chunks, summary)
                 if dropped:
-                    self._predictions.summary.record_drop(dropped)
+                    self.predictions.summary.record_drop(dropped)
 
     def _predict_from_documents(self, job: PredictFromDocuments) -> None:
         def done() -> bool:
-            return self._predictions.summary.record_round(job.part.id)
+            return self.predictions.summary.record_round(job.part.id)
 
-        draws = range(job.round * self._draws, (job.round + 1) * self._draws)
+        draws = range(job.part.rounds * self._draws, (job.part.rounds + 1) * self._draws)
         if self._asks_for_answers:
             asked = answers_in(job.part.text)[draws.start : draws.stop]
             self._store(self._replies_to(asked), "knowledge", [job.part], done)
             return
         parts = self._that_fit([job.part, *job.others])
         request = self.prompts.predict_from_documents(self._per_reply)
-        replies = [_Reply(self.reply([part.text for part in parts], request, draw)) for draw in draws]
+        replies = [(self.reply([part.text for part in parts], request, draw), "") for draw in draws]
         self._store(replies, "knowledge", parts, done)
 
     def _predict_from_history(self, job: PredictFromHistory) -> None:
         def seen() -> bool:
-            self._predictions.history.mark_seen(job.number)
+            self.predictions.history.mark_seen(job.number)
             return True
 
         if self._asks_for_answers:
@@ -209,14 +183,14 @@ class QuestionPredictor:
             self._store(self._replies_to(nearest), "history", [part], seen)
             return
         request = self.prompts.predict_from_history(job.earlier, self._per_reply)
-        replies: list[_Reply] = []
+        replies: list[tuple[str, str]] = []
         used: dict[SummaryPart, None] = {}
         for draw in range(self._draws):
             start = draw % len(job.parts)
             # A model that reads one part at a time gets another one for every draw.
             parts = self._that_fit([*job.parts[start:], *job.parts[:start]])
             used |= dict.fromkeys(parts)
-            replies.append(_Reply(self.reply([part.text for part in parts], request, draw)))
+            replies.append((self.reply([part.text for part in parts], request, draw), ""))
         self._store(replies, "history", list(used), seen)
 
     # Asking the model
@@ -224,7 +198,7 @@ class QuestionPredictor:
     @property
     def prompts(self) -> PromptSet:
         """The requests that the model understands; loads it."""
-        adapter = self._context().adapter
+        adapter = self.context().adapter
         return prompts_for(adapter.fingerprint.name, chat=adapter.template.is_chat)
 
     @property
@@ -232,34 +206,34 @@ class QuestionPredictor:
         """Whether the prompt names the thing to ask for, because the model does not choose well."""
         return self.prompts.ask_for("", "") is not None
 
-    def _replies_to(self, asked: Sequence[Asked]) -> list["_Reply"]:
-        """Return the model's questions to answers in passages."""
+    def _replies_to(self, asked: Sequence[Asked]) -> list[tuple[str, str]]:
+        """Return the model's questions to answers in passages, each with the answer."""
         requests = [(each, self.prompts.ask_for(each.answer, each.opening)) for each in asked]
         return [
-            _Reply(self.reply([each.passage], request, 0), each.answer)
+            (self.reply([each.passage], request, 0), each.answer)
             for each, request in requests
             if request is not None
         ]
 
     @property
     def _per_reply(self) -> int:
-        return min(self._stride, self.prompts.questions_per_reply)
+        return min(self.stride, self.prompts.questions_per_reply)
 
     @property
     def _draws(self) -> int:
-        return math.ceil(self._stride / self.prompts.questions_per_reply)
+        return math.ceil(self.stride / self.prompts.questions_per_reply)
 
     @property
     def _most_tokens(self) -> int:
-        return self._context().adapter.geometry.context_tokens // BATCH_SHARE
+        return self.context().adapter.geometry.context_tokens // BATCH_SHARE
 
     def _listed(self) -> list[ChunkRef]:
-        rows = self._documents.all_chunks()
+        rows = self.documents.all_chunks()
         return [ChunkRef(row.row_id, version_of(row.row_id), row.kv_tokens) for row in rows]
 
     def _that_fit(self, parts: Sequence[SummaryPart]) -> list[SummaryPart]:
         """Return as many of the first parts as fit in front of a request, one at least."""
-        template, taken, tokens = self._context().adapter.template, list(parts[:1]), 0
+        template, taken, tokens = self.context().adapter.template, list(parts[:1]), 0
         for part in parts:
             tokens += len(template.chunk_ids(part.text))
             if part not in taken:
@@ -270,43 +244,35 @@ class QuestionPredictor:
 
     def reply(self, notes: Sequence[str], request: Request, draw: int) -> str:
         """Return the model's reply to a request about notes. It depends on nothing else, so a caller may memoize it."""
-        context = self._context()
+        context = self.context()
         adapter = context.adapter
-        prompt = request_prompt(adapter.template, notes, request, self._system)
+        prompt = request_prompt(adapter.template, notes, request, self.system)
         limit = adapter.geometry.context_tokens
         most = within_context(request.max_tokens, DEFAULT_NEW_TOKENS, limit)
         most = min(most, limit - prompt.tokens)
         if most < 1:
             return ""
         if request.plain:
-            result = run(recipe_named(EXACT), adapter, self._examples, prompt)
+            result = run(recipe_named(EXACT), adapter, self.examples, prompt)
             remember(result)
         else:
-            result = run(self._recipe, adapter, context.store, prompt)
-        decoded = Decoded()
-        for _ in generate(
-            adapter,
-            result.kv_cache,
-            prompt.token_ids,
-            result.logits,
-            generation_for(draw),
-            most,
-            decoded,
-            form=prompt.reply,
-        ):
-            pass
+            result = run(self.recipe, adapter, context.store, prompt)
+        decoded = generate_all(result, prompt, generation_for(draw), most)
         return f"{request.lead} {decoded.text.strip()}".strip()
 
     # Storing what is new
 
     def _store(
         self,
-        replies: Iterable["_Reply"],
+        replies: Iterable[tuple[str, str]],
         origin: PredictionOrigin,
         parts: Sequence[SummaryPart],
         done: Callable[[], bool],
     ) -> None:
-        """Store the new questions of some replies; `done`, in the same commit, returns whether the job still counts."""
+        """Store the new questions of replies, each with the answer that it was to ask for, empty if the model chose.
+
+        `done`, in the same commit, returns whether the job still counts.
+        """
         new: list[Candidate] = []
         for text, answer in replies:
             for question in map(clean_text, parse_questions(text, self._per_reply)):
@@ -317,31 +283,27 @@ class QuestionPredictor:
                     )
                     new.append(replace(candidate, dropped=dropped, answer=answer))
         versions = frozenset(version for part in parts for version in part.versions)
-        with self._answers.transaction():
-            if not versions <= self._documents.visible_versions() or not done():
+        with self.answers.transaction():
+            if not versions <= self.documents.visible_versions() or not done():
                 return
             for each in new:
                 if each.dropped is not None:
-                    self._predictions.predicted.add(each.question, origin, versions, each.dropped)
-            for each in [each for each in new if each.dropped is None][: self._stride]:
-                self._predictions.predicted.add(each.question, origin, versions, answer=each.answer)
-                self._answers.add_predicted(each.question, each.vector, self._options)
+                    self.predictions.predicted.add(each.question, origin, versions, each.dropped)
+            for each in [each for each in new if each.dropped is None][: self.stride]:
+                self.predictions.predicted.add(each.question, origin, versions, answer=each.answer)
+                self.answers.add_predicted(each.question, each.vector, self.options)
 
     def _candidate(self, question: str, others: Sequence[Candidate]) -> Candidate | None:
         """Return a predicted question unless it is known, nearly known, or depends on the date."""
-        if self._predictions.predicted.contains(question) or self._answers.matcher.is_time_sensitive(
-            question
-        ):
+        if self.predictions.predicted.contains(question) or self.answers.matcher.is_time_sensitive(question):
             return None
-        context = self._context()
+        context = self.context()
         vector = context.encoder.encode([question])[0]
-        near = self._answers.similar(vector, self._options, min(self._threshold, NEAR_DUPLICATE_COSINE))
+        near = self.answers.similar(vector, self.options, min(self.threshold, NEAR_DUPLICATE_COSINE))
         near += [(other.question, float(vector @ other.vector)) for other in others]
         if any(self._is_same(question, other, cosine) for other, cosine in near):
             return None
-        found = context.index.search(
-            question, vector, self._options.top_k, self._documents.visible_versions()
-        )
+        found = context.index.search(question, vector, self.options.top_k, self.documents.visible_versions())
         return Candidate(question, vector, self.fault(question, vector, [chunk.text for chunk in found]))
 
     def fault(self, question: str, vector: Vector, chunks: Sequence[str]) -> DropReason | None:
@@ -361,13 +323,13 @@ class QuestionPredictor:
 
     def _is_indexed(self, word: str, vector: Vector) -> bool:
         """Return whether any chunk has a word, also with another ending."""
-        found = self._context().index.search(word, vector, 3, self._documents.visible_versions())
+        found = self.context().index.search(word, vector, 3, self.documents.visible_versions())
         return any(chunk.reason.word_rank is not None for chunk in found)
 
     def _is_same(self, question: str, other: str, cosine: float) -> bool:
         if question == other or is_near_duplicate(question, other, cosine):
             return True
-        return self._answers.matcher.same(question, other, cosine, self._threshold)
+        return self.answers.matcher.same(question, other, cosine, self.threshold)
 
 
 def _summary_fault(summary: str, chunks: Sequence[str]) -> DropReason | None:

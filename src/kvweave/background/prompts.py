@@ -3,9 +3,10 @@
 The notes precede the request as chunks precede a question.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,88 +29,64 @@ class Request:
     max_tokens: int | None = None
 
 
-class PromptSet(Protocol):
-    """The requests, in a form that one kind of model understands."""
+@dataclass(frozen=True, slots=True)
+class PromptSet(ABC):
+    """The requests, in a form that one kind of model understands.
 
-    @property
-    def questions_per_reply(self) -> int:
-        """The most questions in one reply."""
-        ...
+    Attributes:
+        questions_per_reply: the most questions in one reply.
+        earlier_questions: the most earlier questions in a request.
+        max_parts: the most parts of the summary in front of a request; None for as many as fit.
+        batch_tokens: the most tokens of chunks to summarise at once; None for a share of the model's context.
+        wordings: the most other wordings in one reply.
+    """
 
-    @property
-    def earlier_questions(self) -> int:
-        """The most earlier questions in a request."""
-        ...
-
-    @property
-    def max_parts(self) -> int | None:
-        """The most parts of the summary in front of a request; None for as many as fit."""
-        ...
-
-    @property
-    def batch_tokens(self) -> int | None:
-        """The most tokens of chunks to summarise at once; None for a share of the model's context."""
-        ...
+    questions_per_reply: int = 1
+    earlier_questions: int = 3
+    max_parts: int | None = 1
+    batch_tokens: int | None = 512
+    wordings: int = 0
 
     def summarise(self) -> Request | None:
         """Return the request for the key content of the notes; None to predict from the notes themselves."""
-        ...
+        return None
 
+    @abstractmethod
     def predict_from_documents(self, count: int) -> Request:
         """Return the request for `count` questions that the notes answer."""
-        ...
 
     def ask_for(self, answer: str, opening: str) -> Request | None:
         """Return the request for the question, with this opening, that words of the notes answer; None if the model chooses."""
-        ...
+        return None
 
+    @abstractmethod
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         """Return the request for `count` questions that may follow these earlier ones."""
-        ...
-
-    @property
-    def wordings(self) -> int:
-        """The most other wordings in one reply."""
-        ...
 
     def paraphrase(self, question: str, count: int) -> Request | None:
         """Return the request for a question in `count` other wordings; None if the model does not know how."""
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class ReferencePrompts:
+class ReferencePrompts(PromptSet):
     """The reference model's requests, word for word as in its training (`models/reference/README.md`)."""
 
-    questions_per_reply: int = 1
     earlier_questions: int = 2
-    max_parts: int | None = 1
     batch_tokens: int | None = 256  # it was trained on a handful of facts at once
-    wordings: int = 0
 
     def summarise(self) -> Request:
-        """Return the request it was trained on."""
         return Request("What is the key content of these notes?")
 
     def predict_from_documents(self, count: int) -> Request:
-        """Return the request it was trained on, which is for one question."""
         return Request("Which question do these notes answer?")
 
-    def ask_for(self, answer: str, opening: str) -> Request | None:
-        """Return None: it chooses what to ask."""
-        return None
-
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
-        """Return the request it was trained on, which is for one question."""
         return Request(f"Earlier questions: {' '.join(earlier)} Which question could be next?")
-
-    def paraphrase(self, question: str, count: int) -> Request | None:
-        """Return None: it was not trained for this."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
-class InstructPrompts:
+class InstructPrompts(PromptSet):
     """Requests for models that follow instructions. They ask for what PerCache's do (§4.1.2, App. B.3), in our words."""
 
     questions_per_reply: int = 5
@@ -119,7 +96,6 @@ class InstructPrompts:
     wordings: int = 3
 
     def summarise(self) -> Request:
-        """Ask for names, topics, dates and numbers."""
         return Request(
             "What do these notes say? Give the key facts in short sentences of their own: who and what they are about, "
             "what happened or is planned, and every date, time, place, number and amount. Leave out everything else "
@@ -127,19 +103,13 @@ class InstructPrompts:
         )
 
     def predict_from_documents(self, count: int) -> Request:
-        """Ask for general and detailed questions."""
         return Request(
             f"Which {count} questions is the owner of these notes most likely to ask about them? Mix general questions "
             "with questions for a single detail. Each must be complete by itself, name what it is about, and be "
             f"answered by the notes. {_FORM}"
         )
 
-    def ask_for(self, answer: str, opening: str) -> Request | None:
-        """Return None: it chooses what to ask."""
-        return None
-
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
-        """Ask for questions in the style of the earlier ones."""
         asked = "\n".join(f"- {question}" for question in earlier)
         return Request(
             f"The owner of these notes has asked before:\n{asked}\nWhich {count} questions will the same person ask "
@@ -147,8 +117,7 @@ class InstructPrompts:
             f"what the notes answer. {_FORM}"
         )
 
-    def paraphrase(self, question: str, count: int) -> Request | None:
-        """Ask for wordings of different people."""
+    def paraphrase(self, question: str, count: int) -> Request:
         return Request(
             f"How would {count} different people ask this?\n- {question}\nChange the wording, never what is asked: keep every "
             f'name, number and date, and every "not". {_FORM}'
@@ -156,33 +125,22 @@ class InstructPrompts:
 
 
 @dataclass(frozen=True, slots=True)
-class FewShotPrompts:
+class FewShotPrompts(PromptSet):
     """Worked examples for base models, which continue a text and follow no instruction.
 
     Left to choose what to ask, small models repeat the questions of the examples. Given an answer and the first word, they write
-    its question.
+    its question. Asked for a summary, they copy or invent.
     """
 
-    questions_per_reply: int = 1
-    earlier_questions: int = 3
-    max_parts: int | None = 1
-    batch_tokens: int | None = 512
     wordings: int = 1
 
-    def summarise(self) -> Request | None:
-        """Return None: small models copy or invent."""
-        return None
-
     def predict_from_documents(self, count: int) -> Request:
-        """Ask for a question; `ask_for` does better."""
         return self.ask_for("it", "What")
 
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
-        """Ask for a question; `ask_for` does better, for answers near to earlier questions."""
         return self.ask_for("it", "What")
 
     def ask_for(self, answer: str, opening: str) -> Request:
-        """Show questions to other notes with their answers."""
         shown = "".join(
             f"Notes: {notes}\nAnswer: {said}\nQuestion: {question}\n\n"
             for notes, said, question in ASKED_EXAMPLES
@@ -190,8 +148,7 @@ class FewShotPrompts:
         text = f"\nAnswer: {answer}\nQuestion: {opening}"
         return Request(text, f"{shown}Notes: ", plain=True, lead=opening, max_tokens=40)
 
-    def paraphrase(self, question: str, count: int) -> Request | None:
-        """Show other questions in other words."""
+    def paraphrase(self, question: str, count: int) -> Request:
         shown = "".join(f"Question: {one}\nIn other words: {other}\n\n" for one, other in REWORDED_EXAMPLES)
         return Request(f"{question}\nIn other words:", f"{shown}Question: ", plain=True, max_tokens=40)
 

@@ -7,14 +7,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvweave.answering.cached_answers import CachedAnswers
-from kvweave.answering.settings import Settings
+from kvweave.answering.ask import Asker
 from kvweave.background.conditions import (
     OwnLoad,
     budget_condition,
@@ -23,18 +20,14 @@ from kvweave.background.conditions import (
     machine_state,
     power_condition,
 )
-from kvweave.background.jobs import Job, JobSource, job_source
-from kvweave.config import IdleConfig
+from kvweave.background.jobs import Job, JobSource
 from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
-from kvweave.models.adapter import Adapter
 from kvweave.models.gguf.reporting import reporting
 from kvweave.models.preemption import Preempted
 from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
-from kvweave.state.background_budget import BackgroundBudget, Spent
-from kvweave.state.components import Components
+from kvweave.state.background_budget import Spent
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress, no_progress
-from kvweave.state.metadata import KBMetadata
 
 if TYPE_CHECKING:
     from kvweave.documents.chunk_preparation import ChunkPreparer
@@ -59,37 +52,19 @@ class BackgroundReport:
     ended: str
 
 
+@dataclass(eq=False)
 class BackgroundRunner:
-    """Runs a knowledge base's background jobs.
+    """Runs a knowledge base's background jobs, when and as much as its settings say, between the users' `requests`.
 
-    Args:
-        jobs: makes the jobs of one run, which yield to requests as the guard they are given says.
-        adapter: gives the model, loaded when the first job needs it.
-        requests: the users' requests.
-        budget: what was spent so far.
-        lock: a file that lets one process at a time do the work.
-        config: when to work, and how much.
-        preparer: prepares what was added. Its work comes first and is not part of the budget: a user waits for it.
+    The work of `preparer` comes first and is not part of the budget: a user waits for it. `own_load` is this process's part of the
+    machine's load.
     """
 
-    def __init__(
-        self,
-        jobs: Callable[[RequestGuard], JobSource],
-        adapter: Callable[[], Adapter],
-        requests: ActiveRequests,
-        budget: BackgroundBudget,
-        lock: Path,
-        config: IdleConfig,
-        preparer: "ChunkPreparer",
-    ) -> None:
-        self._preparer = preparer
-        self._jobs = jobs
-        self._adapter = adapter
-        self._requests = requests
-        self._budget = budget
-        self._lock = lock
-        self._config = config
-        self._own_load = OwnLoad()
+    state: KnowledgeBaseState
+    asker: Asker
+    requests: ActiveRequests
+    preparer: "ChunkPreparer"
+    own_load: OwnLoad = field(default_factory=OwnLoad)
 
     def run(
         self,
@@ -106,13 +81,13 @@ class BackgroundRunner:
         A started job is finished, so one job may overdraw the budget. A job that fails is logged and left for another
         run.
         """
-        guard = RequestGuard(self._requests, quiet_s, stop or threading.Event())
+        guard = RequestGuard(self.requests, quiet_s, stop or threading.Event())
         done, began = Counter[str](), time.perf_counter()
-        if self._preparer.due and not self._unfit(low_load):
+        if self.preparer.due and not self._unfit(low_load):
             with suppress(BackgroundStopped):  # the jobs end likewise
-                if prepared := self._preparer.work(guard, progress, wait=False).chunks:
+                if prepared := self.preparer.work(guard, progress, wait=False).chunks:
                     done[_PREPARATION] = prepared
-        with try_lock(self._lock) as locked, reporting(progress):
+        with try_lock(self.state.idle_lock) as locked, reporting(progress):
             ended = (
                 self._run_jobs(guard, done, progress, low_load)
                 if locked
@@ -126,17 +101,17 @@ class BackgroundRunner:
 
         Documents that were added are prepared at once, between the requests.
         """
-        quiet_s, jobs_at_s, prepare_at_s = self._config.idle_quiet_s, 0.0, 0.0
+        quiet_s, jobs_at_s, prepare_at_s = self.asker.settings.config.idle.idle_quiet_s, 0.0, 0.0
         while not stop.is_set():
             pause_s = _PREPARE_POLL_S
             try:
-                if time.monotonic() >= prepare_at_s and self._preparer.due:
-                    guard = RequestGuard(self._requests, 0.0, stop, _PATIENCE_S)
-                    self._preparer.work(guard, progress, wait=False)
-                    if self._preparer.due:  # the disk is full, or another process prepares the chunks
+                if time.monotonic() >= prepare_at_s and self.preparer.due:
+                    guard = RequestGuard(self.requests, 0.0, stop, _PATIENCE_S)
+                    self.preparer.work(guard, progress, wait=False)
+                    if self.preparer.due:  # the disk is full, or another process prepares the chunks
                         prepare_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
-                if self._requests.any_active or self._requests.idle_s < quiet_s:
-                    pause_s = min(pause_s, max(POLL_S, quiet_s - self._requests.idle_s))
+                if self.requests.any_active or self.requests.idle_s < quiet_s:
+                    pause_s = min(pause_s, max(POLL_S, quiet_s - self.requests.idle_s))
                 elif time.monotonic() >= jobs_at_s:
                     # A job that failed is not tried again every few seconds.
                     jobs_at_s = time.monotonic() + max(IDLE_POLL_S, quiet_s)
@@ -154,7 +129,7 @@ class BackgroundRunner:
 
     def _run_jobs(self, guard: RequestGuard, done: Counter[str], progress: Progress, low_load: bool) -> str:
         """Run job after job, counted in `done` by kind; return why they end."""
-        with closing(self._jobs(guard)) as jobs:
+        with closing(JobSource(self.state, self.asker, guard)) as jobs:
             try:
                 while True:
                     guard.yield_to_requests()
@@ -170,16 +145,18 @@ class BackgroundRunner:
 
     def _blocked_reason(self, low_load: bool) -> str:
         """Return the reason not to work now, or an empty string."""
-        if without := self._preparer.without_vector:  # what jobs retrieved now would soon be out of date
+        if without := self.preparer.without_vector:  # what jobs retrieved now would soon be out of date
             return f"{without} chunks have no vector yet"
-        budget = budget_condition(self._config, self._budget.today(), asked_for=not low_load)
+        budget = budget_condition(
+            self.asker.settings.config.idle, self.state.background_budget.today(), asked_for=not low_load
+        )
         return self._unfit(low_load) or first_reason([budget])
 
     def _unfit(self, low_load: bool) -> str:
         """Return the reason not to work now other than the budget, or an empty string."""
-        config = self._config
+        config = self.asker.settings.config.idle
         return first_reason(
-            conditions(config, machine_state(self._own_load)) if low_load else [power_condition(config)]
+            conditions(config, machine_state(self.own_load)) if low_load else [power_condition(config)]
         )
 
     def _run_job(self, job: Job, guard: RequestGuard) -> int:
@@ -187,14 +164,14 @@ class BackgroundRunner:
         began, waited, flops = time.perf_counter(), guard.waited_s, guard.flops
         finished = 0
         try:
-            with self._adapter().low_priority(guard):
+            with self.asker.components.adapter.low_priority(guard):
                 _run_to_end(job)
             finished = 1
         except KvweaveError as error:
             _LOG.warning("background work left undone (%s, %s): %s", job.kind, job.about, error)
         finally:
             seconds = time.perf_counter() - began - (guard.waited_s - waited)
-            self._budget.add(job.kind, Spent(finished, seconds, guard.flops - flops))
+            self.state.background_budget.add(job.kind, Spent(finished, seconds, guard.flops - flops))
         return finished
 
 
@@ -205,33 +182,3 @@ def _run_to_end(job: Job) -> None:
         except Preempted:
             continue  # start over: one of its passes could not be resumed
         return
-
-
-def background_runner(
-    state: KnowledgeBaseState,
-    components: Components,
-    cached: CachedAnswers,
-    settings: Settings,
-    metadata: KBMetadata,
-    budget: BackgroundBudget,
-    requests: ActiveRequests,
-    lock: Path,
-    preparer: "ChunkPreparer",
-) -> BackgroundRunner:
-    """Return the background runner of a knowledge base."""
-
-    def jobs(guard: RequestGuard) -> JobSource:
-        return job_source(
-            state,
-            components,
-            cached,
-            settings,
-            metadata,
-            budget,
-            guard.yield_to_requests,
-            lambda: guard.waited_s,
-        )
-
-    return BackgroundRunner(
-        jobs, lambda: components.adapter, requests, budget, lock, settings.config.idle, preparer
-    )

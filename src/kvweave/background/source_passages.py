@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kvweave.text import MONTHS, content_stems
+from kvweave.text import MONTHS, SMALL_NUMBERS, TENS, content_stems
 
 PASSAGE_WORDS: Final = 45
 """Words after which a passage ends with its sentence: small models lose the middle of longer notes."""
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n(?=[-*#|])")
-_NUMBER_WORDS: Final = (
-    "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen"
-    "|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|a hundred|hundred"
-)
+_NUMBER_WORDS: Final = "|".join([*SMALL_NUMBERS[2:], *TENS, "a hundred", "hundred"])
 _MONTHS: Final = "|".join(map(str.title, MONTHS))
 _TITLES: Final = "Mr|Mrs|Ms|Miss|Dr|Prof|Sir|Sister|Father|Colonel"
 _NO_UNIT: Final = (

@@ -1,11 +1,9 @@
-"""What background work did for a knowledge base, what that was worth, and whether it may work now. Loads no model."""
+"""The status of background work: cost, benefit, and whether it may run now. Loads no model."""
 
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvweave.answer_cache.cache import AnswerCache
-from kvweave.answer_cache.predictions import PredictionStore
+from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
 from kvweave.background.conditions import (
     Condition,
     MachineState,
@@ -16,34 +14,13 @@ from kvweave.background.conditions import (
     seconds_per_day,
 )
 from kvweave.config import IdleConfig
-from kvweave.state.background_budget import BackgroundBudget, Spent, Worth
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionStatus:
-    """What one kind of prediction has cost and was good for since the documents last changed.
-
-    Attributes:
-        ready: its questions that were answered ahead.
-        asked: questions that users asked since then, and `hits` those that got an answer from it.
-        seconds: of work.
-        work: the same in answers: how many could have been computed in that time; None while that is not known.
-        hits_per_work: hits per answer of work; None as before.
-        paused: why nothing more is predicted in this way; empty while it pays, or has not been tried long enough.
-    """
-
-    ready: int
-    asked: int
-    hits: int
-    seconds: float
-    work: float | None
-    hits_per_work: float | None
-    paused: str
+from kvweave.state.background_budget import Spent, Worth, sum_of
+from kvweave.state.knowledge_base_state import KnowledgeBaseState
 
 
 @dataclass(frozen=True, slots=True)
 class IdleStatus:
-    """What background work did, what it was worth, and whether it may work now.
+    """Cost and benefit of background work, and whether it may run now.
 
     Attributes:
         day: today by the local calendar, such as 2026-01-31.
@@ -68,7 +45,7 @@ class IdleStatus:
     worth_today: Worth
     worth: Worth
     waiting: int
-    predictions: dict[str, PredictionStatus]
+    predictions: dict[PredictionOrigin, PredictionStatus]
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
     conditions: tuple[Condition, ...]
@@ -80,41 +57,25 @@ class IdleStatus:
 
 
 def idle_status(
-    budget: BackgroundBudget,
-    config: IdleConfig,
-    answers: AnswerCache,
-    predictions: PredictionStore,
-    machine: MachineState | None = None,
+    state: KnowledgeBaseState, config: IdleConfig, machine: MachineState | None = None
 ) -> IdleStatus:
     """Return the status of a knowledge base's background work; `machine` is that of this one if it is not given."""
-    kinds = budget.today_by_kind()
-    today = _sum(kinds.values())
-    state = machine_state(OwnLoad()) if machine is None else machine
+    budget, predictions = state.background_budget, state.predictions
+    today = budget.totals(today=True)
+    spent_today = sum_of(today.values())
+    machine = machine_state(OwnLoad()) if machine is None else machine
     return IdleStatus(
         time.strftime("%Y-%m-%d"),
-        today,
-        _sum(budget.totals().values()),
+        spent_today,
+        sum_of(budget.totals().values()),
         seconds_per_day(config),
         config.idle_flops_per_day,
-        {kind: spent.jobs for kind, spent in kinds.items()},
+        {kind: spent.jobs for kind, spent in today.items()},
         budget.worth(today=True),
         budget.worth(),
-        answers.totals().waiting,
-        {
-            origin: PredictionStatus(
-                one.ready, one.asked, one.hits, one.seconds, one.work, one.hits_per_work, one.paused
-            )
-            for origin, one in predictions.worth.all(budget.answer_seconds()).items()
-        },
+        state.answers.totals().waiting,
+        predictions.worth.all(budget.answer_seconds()),
         predictions.predicted.totals().reasons,
         predictions.summary.drops(),
-        (*conditions(config, state), budget_condition(config, today)),
-    )
-
-
-def _sum(kinds: Collection[Spent]) -> Spent:
-    return Spent(
-        sum(kind.jobs for kind in kinds),
-        sum(kind.seconds for kind in kinds),
-        sum(kind.flops for kind in kinds),
+        (*conditions(config, machine), budget_condition(config, spent_today)),
     )

@@ -142,11 +142,9 @@ class Conversation:
             self.recompute,
             turn.reply,
         )
-        self.last_reply = decoded
         if decoded.missing_answer:
             _LOG.warning(decoded.missing_answer)
-        self.token_ids, self._versions = [*text, *reply], self._versions | frozenset(versions)
-        self._write_state()
+        self._finish_turn([*text, *reply], decoded, versions)
 
     def send_known(self, question: str, answer: str, versions: Collection[str] = ()) -> Iterator[str]:
         """Yield an answer that is known as the next turn's; later turns are prefilled behind it, as behind any other.
@@ -162,10 +160,8 @@ class Conversation:
         turn = self._render(question, (), answer)
         yield answer
         self._prefill_turn(turn)
-        self.last_reply = Decoded(text=answer, ids=self._adapter.template.tokenize(answer))
-        self.token_ids = [*self.token_ids, *turn.token_ids]
-        self._versions |= frozenset(versions)
-        self._write_state()
+        known = Decoded(text=answer, ids=self._adapter.template.tokenize(answer))
+        self._finish_turn([*self.token_ids, *turn.token_ids], known, versions)
 
     @property
     def is_empty(self) -> bool:
@@ -313,9 +309,11 @@ class Conversation:
         )
         return self.held, logits
 
-    def _write_state(self) -> None:
+    def _finish_turn(self, token_ids: list[int], reply: Decoded, versions: Collection[str]) -> None:
         """Store what was said; everything else can be computed from it."""
+        self.token_ids, self.last_reply = token_ids, reply
+        self._versions |= frozenset(versions)
         model, kv = self._adapter.fingerprint, self._settings.kv
         write_state(
-            self._folder, ConversationState(model.digest, kv.kv_budget, tuple(self.token_ids), self._versions)
+            self._folder, ConversationState(model.digest, kv.kv_budget, tuple(token_ids), self._versions)
         )

@@ -3,20 +3,18 @@
 The first turn uses the answer cache, as `KnowledgeBase.ask` does. Later turns do not: what was said before may change the answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.answering.ask import Asker
-from kvweave.answering.cached_answers import KeptAnswer, provenance
+from kvweave.answering.cached_answers import provenance
 from kvweave.answering.generation import Decoded
 from kvweave.answering.kb_question import reading_order, sources_of
 from kvweave.answering.pipeline import prefill_turn
 from kvweave.chat.conversation import Conversation, ConversationSettings, start_over
 from kvweave.decode.settings import OffloadSettings
 from kvweave.index.documents import version_of
-from kvweave.options import AskOptions
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, checked_name
 
 
@@ -47,40 +45,22 @@ class Conversations:
     def send(self, conversation: Conversation, question: str, top_k: int | None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn; raises as `KnowledgeBase.send`."""
         question = self.asker.checked(question)
-        encoder = self.asker.components.encoder
+        encoder, cached = self.asker.components.encoder, self.asker.cached
         vector = cache(lambda: encoder.encode([question])[0])
         # Those that `KnowledgeBase.ask` looked a question up under when the conversation was opened: its recipe stays.
         options = conversation.settings.options if conversation.is_empty else None
         if options is not None:
             options = replace(options, top_k=self.asker.settings.top_k(top_k))
-        found = None if options is None else self.asker.cached.find(question, vector, options)
+        found = None if options is None else cached.find(question, vector, options)
         if found is not None:
-            yield from self._known(conversation, question, vector, found)
-        else:
-            yield from self._computed(conversation, question, vector, top_k, options)
-
-    def _known(
-        self, conversation: Conversation, question: str, vector: Callable[[], Vector], found: CachedAnswer
-    ) -> Iterator[str]:
-        versions = set(map(version_of, found.chunks))
-        yield from conversation.send_known(question, found.text, versions)
-        self.asker.cached.record_hit(found, question, vector)
-
-    def _computed(
-        self,
-        conversation: Conversation,
-        question: str,
-        vector: Callable[[], Vector],
-        top_k: int | None,
-        options: AskOptions | None,
-    ) -> Iterator[str]:
-        cached = self.asker.cached
+            yield from conversation.send_known(question, found.text, set(map(version_of, found.chunks)))
+            cached.record_hit(found, question, vector)
+            return
         epoch = cached.answers.epoch  # before the search: a document that comes in later makes the answer old
         ranked = self.asker.ranked(question, top_k, vector)
-        found, decoded = reading_order(ranked), Decoded()
-        versions = {chunk.version for chunk in found}
-        yield from conversation.send(question, [chunk.text for chunk in found], decoded, versions)
-        if options is None or decoded.missing_answer:
-            return
-        kept = KeptAnswer(decoded.text.strip(), sources_of(self.state.documents, found))
-        cached.keep(question, vector(), options, kept, provenance(ranked, epoch))
+        chunks, decoded = reading_order(ranked), Decoded()
+        versions = {chunk.version for chunk in chunks}
+        yield from conversation.send(question, [chunk.text for chunk in chunks], decoded, versions)
+        if options is not None and not decoded.missing_answer:
+            text, sources = decoded.text.strip(), sources_of(self.state.documents, chunks)
+            cached.keep(question, vector(), options, text, sources, provenance(ranked, epoch))

@@ -46,7 +46,7 @@ def idle(
     ] = False,
     status: Annotated[
         bool,
-        typer.Option("--status", help="Show what was done, what it was worth, and whether it may run now."),
+        typer.Option("--status", help="Show what was done, the benefit, and whether it may run now."),
     ] = False,
     chunks_only: Annotated[
         bool,
@@ -103,7 +103,7 @@ def _print(done: "BackgroundReport") -> None:
 
 
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
-    """Print the results and the worth of background work, and whether it may run now."""
+    """Print the results and the benefit of background work, and whether it may run now."""
     from kvweave.cli.output import STDOUT, print_json
     from kvweave.facts import facts
 
@@ -130,7 +130,7 @@ def _status_lines(status: "IdleStatus") -> list[str]:
     lines += [
         f"made: {today.entries:,} answers and {amount(int(today.kv_bytes))} of KV today; {all_.entries:,} and "
         f"{amount(int(all_.kv_bytes))} in all",
-        f"worth: {today.hits:,} of these answers given today, {all_.hits:,} in all; they saved {seconds(all_.saved_s)} of "
+        f"used: {today.hits:,} of these answers given today, {all_.hits:,} in all; they saved {seconds(all_.saved_s)} of "
         f"waiting, for {seconds(status.spent.seconds)} of work",
         f"waiting: {status.waiting:,} questions",
         *_predictions(status),
@@ -140,7 +140,7 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
 
 def _predictions(status: "IdleStatus") -> list[str]:
-    """Return a line with the worth of each kind of prediction tried so far, and lines with the dropped ones."""
+    """Return a line with the benefit of each kind of prediction tried so far, and lines with the dropped ones."""
     from kvweave.cli.output import seconds
 
     lines = []

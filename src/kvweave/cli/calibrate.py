@@ -41,19 +41,19 @@ def calibrate(
             base.calibrate(given, report)
         found = base.calibration()
     if json:
-        print_json({"told": found.told, "verdict": found.verdict, "note": found.note, "due": found.due})
+        print_json({"told": found.summary, "verdict": found.result, "note": found.note, "due": found.needed})
         return
-    if found.verdict is not None:
-        _print_trials(found.verdict)
-        verdict = found.verdict
+    if found.result is not None:
+        result = found.result
+        _print_trials(result)
         STDOUT.print(
-            f"{verdict.questions} questions: {verdict.asked} asked, {verdict.predicted} predicted, {verdict.given} given; "
-            f"{verdict.model}, {seconds(verdict.seconds)}, {verdict.passes:.1f} passes each"
+            f"{result.questions} questions: {result.asked} asked, {result.predicted} predicted, {result.given} given; "
+            f"{result.model}, {seconds(result.seconds)}, {result.passes:.1f} passes each"
         )
-    STDOUT.print(f"auto is {found.told}", markup=False, soft_wrap=True)
+    STDOUT.print(f"auto is {found.summary}", markup=False, soft_wrap=True)
 
 
-def _print_trials(verdict: "CalibrationResult") -> None:
+def _print_trials(result: "CalibrationResult") -> None:
     from rich.table import Table
 
     from kvweave.cli.output import STDOUT
@@ -70,7 +70,7 @@ def _print_trials(verdict: "CalibrationResult") -> None:
         "",
     )
     table = Table(*columns, box=None, header_style="bold")
-    for trial in verdict.trials:
+    for trial in result.trials:
         table.add_row(
             trial.recipe,
             f"{trial.budget:g}",

@@ -183,7 +183,7 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
             f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; "
             f"{stats.damaged} damaged so far",
         ),
-        Finding("recipe auto", True, auto.told),
+        Finding("recipe auto", True, auto.summary),
     ]
 
 

@@ -1,6 +1,7 @@
-"""What background work has cost and what it was worth, by day, in the knowledge base's database."""
+"""Cost and benefit of background work by day, in the database of the knowledge base."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +30,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What background work has made, and what that was of use for.
+    """Results of background work and their use.
 
     Attributes:
         entries: answers computed ahead.
@@ -61,32 +62,21 @@ class BackgroundBudget:
 
     def today(self) -> Spent:
         """Return all of today's work, by the local calendar."""
-        rows = self._database.query(
-            """SELECT coalesce(sum(jobs), 0), coalesce(sum(seconds), 0), coalesce(sum(flops), 0)
-               FROM idle_work WHERE day = ?""",
-            (_today(),),
-        )
-        return Spent(*rows[0])
+        return sum_of(self.totals(today=True).values())
 
-    def totals(self) -> dict[str, Spent]:
-        """Return all work so far, by kind."""
+    def totals(self, *, today: bool = False) -> dict[str, Spent]:
+        """Return the work so far, or today's, by kind."""
         rows = self._database.query(
-            "SELECT kind, sum(jobs), sum(seconds), sum(flops) FROM idle_work GROUP BY kind ORDER BY kind"
+            """SELECT kind, sum(jobs), sum(seconds), sum(flops) FROM idle_work
+               WHERE day = coalesce(?, day) GROUP BY kind ORDER BY kind""",
+            (_today() if today else None,),
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
 
     def answer_seconds(self) -> float | None:
         """Return the mean seconds of answering a question ahead; None if none was."""
-        done = [spent for kind, spent in self.totals().items() if kind in ANSWERING]
-        jobs = sum(spent.jobs for spent in done)
-        return sum(spent.seconds for spent in done) / jobs if jobs else None
-
-    def today_by_kind(self) -> dict[str, Spent]:
-        """Return today's work by kind."""
-        rows = self._database.query(
-            "SELECT kind, jobs, seconds, flops FROM idle_work WHERE day = ? ORDER BY kind", (_today(),)
-        )
-        return {kind: Spent(*spent) for kind, *spent in rows}
+        done = sum_of(spent for kind, spent in self.totals().items() if kind in ANSWERING)
+        return done.seconds / done.jobs if done.jobs else None
 
     def add_worth(self, worth: Worth) -> None:
         """Add what was made, or was of use, to today's."""
@@ -105,6 +95,16 @@ class BackgroundBudget:
             (_today() if today else None,),
         )
         return Worth(*rows[0])
+
+
+def sum_of(parts: Iterable[Spent]) -> Spent:
+    """Return what several kinds of work cost together."""
+    every = list(parts)
+    return Spent(
+        sum(each.jobs for each in every),
+        sum(each.seconds for each in every),
+        sum(each.flops for each in every),
+    )
 
 
 def _today() -> str:

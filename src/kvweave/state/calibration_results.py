@@ -98,8 +98,7 @@ class CalibrationResult:
         first_tokens, answers: the least shares that had to be kept.
         asked, predicted, given: how many questions were asked by users, predicted, and given by the caller.
         made_at_s: seconds since 1970.
-        seconds: how long measuring took.
-        passes: passes over a question's prompt that this took, on average.
+        seconds, passes: how long measuring took; passes over a question's prompt, on average.
         trials: of all budgets, as they were tried.
     """
 
@@ -123,8 +122,8 @@ class CalibrationResult:
         return self.asked + self.predicted + self.given
 
     @property
-    def told(self) -> str:
-        """Return one line for people."""
+    def summary(self) -> str:
+        """Return one line about it for users."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.made_at_s))
         kept = next((t for t in self.trials if t.recipe == self.recipe and t.budget == self.budget), None)
         if kept is None:
@@ -144,19 +143,19 @@ class CalibrationResult:
 class Calibration:
     """The recipe that `auto` resolves to: by a calibration result, else UNCALIBRATED. `note` says why, or what has changed.
 
-    `due` tells whether to measure now: there is no result, or too many documents have changed since.
+    `needed` says whether to measure now: there is no result, or too many documents have changed since.
     """
 
-    verdict: CalibrationResult | None
+    result: CalibrationResult | None
     note: str = ""
-    due: bool = False
+    needed: bool = False
 
     @property
-    def told(self) -> str:
-        """Return one line for people."""
-        if self.verdict is None:
+    def summary(self) -> str:
+        """Return one line about it for users."""
+        if self.result is None:
             return f"{UNCALIBRATED}, {self.note}"
-        return f"{self.verdict.told}{f'; {self.note}' if self.note else ''}"
+        return f"{self.result.summary}{f'; {self.note}' if self.note else ''}"
 
 
 def interval(kept: int, questions: int) -> tuple[float, float]:
@@ -181,7 +180,7 @@ class CalibrationTable:
         wanted = _without_minima(conditions)
         rows = self._database.query("SELECT id, verdict, conditions FROM calibrations ORDER BY id DESC")
         found = (row for row in rows if _without_minima(json.loads(row[2])) == wanted)
-        return next(((int(row), _verdict(verdict)) for row, verdict, _ in found), None)
+        return next(((int(row), _result(result)) for row, result, _ in found), None)
 
     def latest_conditions(self) -> dict[str, str] | None:
         """Return the conditions of the latest result, or None."""
@@ -202,14 +201,14 @@ class CalibrationTable:
         )
         return float((came + went) / max(1, all_now + went))
 
-    def put(self, conditions: Mapping[str, str], verdict: CalibrationResult) -> None:
+    def put(self, conditions: Mapping[str, str], result: CalibrationResult) -> None:
         """Store a result for the listed documents in place of an earlier one, and delete its measurements."""
         encoded = _encoded(conditions)
         with self._database.transaction():
             self._database.execute("DELETE FROM calibrations WHERE conditions = ?", (encoded,))
             self._database.execute(
                 "INSERT INTO calibrations (conditions, verdict) VALUES (?, ?)",
-                (encoded, json.dumps(asdict(verdict))),
+                (encoded, json.dumps(asdict(result))),
             )
             ((row,),) = self._database.query("SELECT max(id) FROM calibrations")
             self._database.execute(
@@ -245,7 +244,7 @@ class CalibrationTable:
 
 
 class AutoRecipe:
-    """What `auto` stands for in a knowledge base now. `epoch` numbers the changes of the document list."""
+    """Resolves the recipe `auto` in a knowledge base. `epoch` numbers the changes of the document list."""
 
     def __init__(
         self, table: CalibrationTable, config: Config, metadata: KBMetadata, epoch: Callable[[], int]
@@ -276,16 +275,16 @@ class AutoRecipe:
         }
 
     def now(self) -> Calibration:
-        """Return it, with a note about what has changed or is missing."""
+        """Return the result in force, with a note about what has changed or is missing."""
         conditions = self.conditions()
         found = self.table.find(conditions)
         if found is None:
-            return Calibration(None, self._why_none(conditions), due=True)
-        row, verdict = found
+            return Calibration(None, self._why_none(conditions), needed=True)
+        row, result = found
         changed = self._share_changed(row)
-        due = changed > MAX_CHANGED
+        needed = changed > MAX_CHANGED
         note = f"{changed:.0%} of the chunks have changed since" if changed else ""
-        return Calibration(verdict, f"{note}; run `kvweave calibrate`" if due else note, due)
+        return Calibration(result, f"{note}; run `kvweave calibrate`" if needed else note, needed)
 
     def _share_changed(self, row: int) -> float:
         epoch = self._epoch()
@@ -313,7 +312,7 @@ def _encoded(conditions: Mapping[str, str]) -> str:
     return json.dumps(conditions, sort_keys=True)
 
 
-def _verdict(encoded: str) -> CalibrationResult:
+def _result(encoded: str) -> CalibrationResult:
     stored: dict[str, Any] = json.loads(encoded)
     trials: list[dict[str, Any]] = stored.pop("trials")
     for trial in trials:

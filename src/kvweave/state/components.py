@@ -17,6 +17,7 @@ from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.once import once
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.state.metadata import KBMetadata
+from kvweave.state.resident import load_model, load_reranker
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -31,57 +32,37 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 
+@dataclass(eq=False)
 class Components:
-    """What the settings name, or else what the knowledge base was made with; each is compared with that.
+    """Models and index that `config` names, or else those of `metadata`, with which each is compared.
 
-    Args:
-        config: the settings.
-        folder: the knowledge base's; the index is in it.
-        metadata: what the knowledge base was made with.
-        state: its store gets a tier on the model's device.
-        resident: gives the models that are loaded already; None to load those of this knowledge base.
+    The index is in `folder`. The store of `state` gets a tier on the model's device. `resident` gives models that are loaded
+    already; None loads those of this knowledge base.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        metadata: KBMetadata,
-        state: KnowledgeBaseState,
-        resident: "ResidentModels | None" = None,
-    ) -> None:
-        self._config = config
-        self._resident = resident
-        self._vectors = folder / "vectors"
-        self._metadata = metadata
-        self._state = state
+    config: Config
+    folder: Path
+    metadata: KBMetadata
+    state: KnowledgeBaseState
+    resident: "ResidentModels | None" = None
 
     @once
     def model(self) -> "LoadedModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
-        model = self._resident.model if self._resident is not None else self._load()
-        self._metadata.check_model(model.fingerprint)
-        self._state.store.attach_device(model.geometry.device, self._config.store.device_bytes)
+        if self.resident is not None:
+            model = self.resident.model
+        else:
+            model = load_model(self.metadata.model_settings, self.config.home)
+        self.metadata.check_model(model.fingerprint)
+        self.state.store.attach_device(model.geometry.device, self.config.store.device_bytes)
         return model
-
-    def _load(self) -> "LoadedModel":
-        from kvweave.models.loading import load_any_model
-
-        wanted = self._metadata.model_settings
-        return load_any_model(
-            wanted.model,
-            dtype=wanted.dtype,
-            weights=wanted.weights,
-            device=wanted.device,
-            home=self._config.home,
-        )
 
     @property
     def loads_recorded_model(self) -> bool:
         """Whether the model that answers is the one that the knowledge base was made with; loads none to know it."""
-        if self._resident is None:
-            return self._metadata.names_recorded_model
-        return self._metadata.get("model_digest") in (None, self._resident.model.fingerprint.digest)
+        if self.resident is None:
+            return self.metadata.names_recorded_model
+        return self.metadata.get("model_digest") in (None, self.resident.model.fingerprint.digest)
 
     @property
     def adapter(self) -> "Adapter":
@@ -95,13 +76,13 @@ class Components:
         """The embedding model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
         from kvweave.embedding import TextEncoder
 
-        if self._resident is not None:
-            encoder = self._resident.encoder
+        if self.resident is not None:
+            encoder = self.resident.encoder
         else:
             encoder = TextEncoder(
-                self._config.embedding.embedding_model or self._metadata.get("embedding_source")
+                self.config.embedding.embedding_model or self.metadata.get("embedding_source")
             )
-        self._metadata.check("embedding", encoder.name)
+        self.metadata.check("embedding", encoder.name)
         return encoder
 
     @once
@@ -109,34 +90,29 @@ class Components:
         """The index. Opening it loads the embedding model only while the vectors' length is not recorded."""
         from kvweave.index.vector_index import VectorIndex
 
-        recorded = self._metadata.get("dimensions")
+        recorded = self.metadata.get("dimensions")
         try:
             return VectorIndex(
-                self._vectors, int(recorded) if recorded else self.encoder.dimensions, self._rerank
+                self.folder / "vectors", int(recorded) if recorded else self.encoder.dimensions, self._rerank
             )
         except KnowledgeBaseMismatch:
             # With no document listed, it is an empty table that was made for another embedding model.
             if recorded or not self._delete_unlisted_index():
                 raise
-            return VectorIndex(self._vectors, self.encoder.dimensions, self._rerank)
+            return VectorIndex(self.folder / "vectors", self.encoder.dimensions, self._rerank)
 
     @once
     def _rerank(self) -> "Rerank | None":
-        if self._resident is not None:
-            return self._resident.rerank
-        model = self._config.retrieval.reranker
-        if model is None:
-            return None
-        from kvweave.reranking import Reranker
-
-        return Reranker(model).scores
+        if self.resident is not None:
+            return self.resident.rerank
+        return load_reranker(self.config.retrieval.reranker)
 
     def request_context(self) -> "RequestContext":
         """Load everything that a request passes through."""
 
-        self._metadata.check_model(self.model.fingerprint)  # another process may have filled it anew
-        self._metadata.check("embedding", self.encoder.name)
-        return RequestContext(self.model, self._state.documents, self.index, self.encoder, self._state.store)
+        self.metadata.check_model(self.model.fingerprint)  # another process may have filled it anew
+        self.metadata.check("embedding", self.encoder.name)
+        return RequestContext(self.model, self.state.documents, self.index, self.encoder, self.state.store)
 
     def forget(self) -> None:
         """Drop what was loaded, and an empty index, so that other models may fill the knowledge base."""
@@ -150,10 +126,10 @@ class Components:
         The write lock is held, under which documents are listed: a process that has just written vectors notices
         before it lists them.
         """
-        with self._state.database.transaction():
-            if self._state.documents.visible_versions():
+        with self.state.database.transaction():
+            if self.state.documents.visible_versions():
                 return False
-            shutil.rmtree(self._vectors, ignore_errors=True)
+            shutil.rmtree(self.folder / "vectors", ignore_errors=True)
             return True
 
 
@@ -175,6 +151,7 @@ class RequestContext:
         return fused(self.model)
 
 
+@dataclass(eq=False)
 class ListedCorpus:
     """The chunks of all listed documents, as preparations need them; equal chunks count once, as the first of them.
 
@@ -182,23 +159,18 @@ class ListedCorpus:
     neighbours.
     """
 
-    def __init__(
-        self,
-        documents: DocumentTable,
-        index: "VectorIndex",
-        encoder: "TextEncoder",
-        template: "PromptTemplate",
-    ) -> None:
-        self._documents, self._index = documents, index
-        self._encoder, self._template = encoder, template
+    documents: DocumentTable
+    index: "VectorIndex"
+    encoder: "TextEncoder"
+    template: "PromptTemplate"
 
     @cached_property
     def _visible(self) -> frozenset[str]:
-        return self._documents.visible_versions()
+        return self.documents.visible_versions()
 
     @cached_property
     def _rows(self) -> list[ListedChunk]:
-        return self._documents.all_chunks()
+        return self.documents.all_chunks()
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -220,9 +192,9 @@ class ListedCorpus:
         texts = self._texts([self._rows[place]]) if place is not None else []
         if not texts:
             return []
-        vector = self._encoder.encode(texts)[0]
-        found = self._index.nearest(vector, limit + 1, self._visible)  # each text once, its own among them
-        ids = dict.fromkeys(tuple(self._template.chunk_ids(near)) for near in found)
+        vector = self.encoder.encode(texts)[0]
+        found = self.index.nearest(vector, limit + 1, self._visible)  # each text once, its own among them
+        ids = dict.fromkeys(tuple(self.template.chunk_ids(near)) for near in found)
         return [other for other in ids if other != chunk][:limit]
 
     def previous(self, chunk: Ids, limit: int) -> list[Ids]:
@@ -232,8 +204,8 @@ class ListedCorpus:
             return []
         row = self._rows[place]
         before = [other for other in self._rows[max(0, place - limit) : place] if other.source == row.source]
-        return [tuple(self._template.chunk_ids(text)) for text in self._texts(before)]
+        return [tuple(self.template.chunk_ids(text)) for text in self._texts(before)]
 
     def _texts(self, rows: Sequence[ListedChunk]) -> list[str]:
-        found = self._index.texts([row.row_id for row in rows])
+        found = self.index.texts([row.row_id for row in rows])
         return [found[row.row_id] for row in rows if row.row_id in found]

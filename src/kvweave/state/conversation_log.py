@@ -88,17 +88,14 @@ def empty_outdated(conversations: Path, visible: Set[str]) -> None:
     """
     for folder in sorted(conversations.glob("*/")):
         with try_lock(folder / LOCK) as free:
-            if free:
-                _empty_outdated(folder, visible)
-
-
-def _empty_outdated(folder: Path, visible: Set[str]) -> None:
-    try:
-        state = read_state(folder)
-    except InvalidRequest:  # unreadable: it can neither be checked nor resumed
-        state = None
-    if state is None:
-        empty(folder)
-    elif state.outdated(visible) and state.token_ids:
-        empty(folder)
-        write_state(folder, replace(state, token_ids=()))
+            if not free:
+                continue
+            try:
+                state = read_state(folder)
+            except InvalidRequest:  # unreadable: it can neither be checked nor resumed
+                state = None
+            if state is None:
+                empty(folder)
+            elif state.outdated(visible) and state.token_ids:
+                empty(folder)
+                write_state(folder, replace(state, token_ids=()))

@@ -33,10 +33,6 @@ def no_progress(stage: str, done: int, total: int) -> None:
     """Ignore progress."""
 
 
-CALIBRATION_FOLDER: Final = "calibration"
-"""Where calibration stores KV while it tries budgets, in a knowledge base's folder."""
-IDLE_LOCK: Final = "idle.lock"
-"""The file that background work and calibration lock, in a knowledge base's folder."""
 SWEEP_GRACE_S: Final = 60.0
 """Index rows younger than this may belong to an `add` that runs in another process."""
 
@@ -76,13 +72,15 @@ class KnowledgeBaseState:
     def __init__(self, folder: Path, name: str, config: Config, namespace: str | None = None) -> None:
         self._folder, self._config = folder, config
         self._namespace = namespace or name
+        self.idle_lock = folder / "idle.lock"  # of background work and calibration
+        self.trials = folder / "calibration"  # KV of the budgets that calibration tries
         with ExitStack() as undo:  # closes what was opened if the rest cannot be
             self.database = Database(folder / "catalog.sqlite")
             undo.callback(self.database.close)
             self.documents = DocumentTable(self.database)
             self.answers = AnswerCache(self.database, config.answers.answer_limit_bytes)
             self.predictions = PredictionStore(self.database)
-            self.verdicts = CalibrationTable(self.database)
+            self.calibrations = CalibrationTable(self.database)
             self.background_budget = BackgroundBudget(self.database)
             self.facts = FactTable(self.database, "idle_facts")
             self.preparation = Preparation(self.database, self.facts, folder, preparation_key(config))
@@ -180,15 +178,14 @@ class KnowledgeBaseState:
         """Drop the answers and predictions made from document versions."""
         self.answers.documents_changed(versions)
         self.answers.delete(self.predictions.documents_changed(versions))
-        self.verdicts.documents_changed()
+        self.calibrations.documents_changed()
 
     def _drop_trials(self) -> None:
         """Delete KV that a killed calibration has left; a running one does so itself when the documents change."""
-        folder = self._folder / CALIBRATION_FOLDER
-        if folder.exists():
-            with try_lock(self._folder / IDLE_LOCK) as free:
+        if self.trials.exists():
+            with try_lock(self.idle_lock) as free:
                 if free:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    shutil.rmtree(self.trials, ignore_errors=True)
 
 
 def absolute(path: str | Path) -> Path:

@@ -1,8 +1,9 @@
 """The models that one process keeps loaded for all its knowledge bases."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvweave.config import Config
+from kvweave.config import Config, ModelConfig
 from kvweave.once import once
 from kvweave.state.active_requests import ProcessActivity
 
@@ -36,16 +37,8 @@ class ResidentModels:
     def model(self) -> "LoadedModel":
         """The model; loaded by the first access. Raises as `load_any_model` does."""
         from kvweave.models.adapter import Adapter
-        from kvweave.models.loading import load_any_model
 
-        wanted = self.config.model
-        model = load_any_model(
-            wanted.model,
-            dtype=wanted.dtype,
-            weights=wanted.weights,
-            device=wanted.device,
-            home=self.config.home,
-        )
+        model = load_model(self.config.model, self.config.home)
         if isinstance(model, Adapter):
             self.batcher = model.serve_many(share=self._share_kv, load_ahead=self._async_kv)
         return model
@@ -60,11 +53,7 @@ class ResidentModels:
     @once
     def rerank(self) -> "Rerank | None":
         """Scores texts for a question, if the settings name a model that does; it loads with the first question."""
-        if self.config.retrieval.reranker is None:
-            return None
-        from kvweave.reranking import Reranker
-
-        return Reranker(self.config.retrieval.reranker).scores
+        return load_reranker(self.config.retrieval.reranker)
 
     def load(self) -> None:
         """Load both, and what code a first request would import. Raises ModelNotFound, UnsupportedModel, …."""
@@ -92,3 +81,21 @@ class ResidentModels:
         if self.batcher is not None:
             self.batcher = None
             fused(self.model).serve_alone()
+
+
+def load_model(wanted: ModelConfig, home: Path) -> "LoadedModel":
+    """Load the model that settings name; raises as `load_any_model` does."""
+    from kvweave.models.loading import load_any_model
+
+    return load_any_model(
+        wanted.model, dtype=wanted.dtype, weights=wanted.weights, device=wanted.device, home=home
+    )
+
+
+def load_reranker(model: str | None) -> "Rerank | None":
+    """Return the function that scores texts for a question by a model, which it loads with the first one; None without a model."""
+    if model is None:
+        return None
+    from kvweave.reranking import Reranker
+
+    return Reranker(model).scores

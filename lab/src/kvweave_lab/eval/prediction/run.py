@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvweave.background.status import PredictionStatus
+from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
 from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase, open_knowledge_base
@@ -117,7 +117,7 @@ class Figures:
     idle_s: dict[str, float]
     idle_flops: dict[str, float]
     predicted: dict[str, int]
-    predictions: dict[str, PredictionStatus]
+    predictions: dict[PredictionOrigin, PredictionStatus]
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
     nearest: dict[str, int]
