@@ -334,7 +334,7 @@ def test_nothing_crosses_between_tenants(serve, tmp_path):
 
 def in_use(tenant, base=None):
     stores = [tenant.store] if base is None else [base.store]
-    return [key for store in stores for key in store.components.pins.in_use()]
+    return [key for store in stores for key in store.pins.in_use()]
 
 
 @pytest.mark.parametrize("after", range(5))

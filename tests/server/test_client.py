@@ -8,9 +8,9 @@ import pytest
 
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
 from kvweave.results import Answer, Plan, Timing
+from kvweave.server import client as client_module
 from kvweave.server.bases import routes
-from kvweave.server.client import client as client_module
-from kvweave.server.client.client import ServerClient
+from kvweave.server.client import ServerClient
 from kvweave.server.openai import replies
 from kvweave.server.serving.completions import Finished
 from support.scripted_server import DONE, error, event, reply, serving, stream

@@ -17,7 +17,7 @@ import pytest
 from typer.main import get_command
 
 from kvweave.cli.app import OWN, app
-from kvweave.config import environment_variable, setting_names
+from kvweave.config import all_settings, environment_variable
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE, UNIT = ROOT / "ops" / "Dockerfile", ROOT / "ops" / "kvweave.service"
@@ -46,7 +46,7 @@ def variables(text):
 
 @pytest.mark.parametrize("path", [DOCKERFILE, UNIT])
 def test_named_variables_are_settings(path):
-    known = {environment_variable(name) for name in setting_names()} | OTHER_VARIABLES
+    known = {environment_variable(name) for name in all_settings()} | OTHER_VARIABLES
     assert variables(path.read_text()) <= known
 
 

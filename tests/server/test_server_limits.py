@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.config import read_config
+from kvweave.config import ServerConfig, read_config
 from kvweave.errors import InvalidRequest
 from kvweave.server.bases.uploads import clean_name
 from kvweave.server.process.lifecycle import check_binding
 from kvweave.server.serving.tenants import Tenants, read_tenants
-from kvweave.server_config import ServerConfig
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -139,7 +138,7 @@ def test_thousands_of_idle_connections_make_room_and_disturb_no_question(fake):
                 assert other.get("/health").status_code == 200
             engine.pieces_may_go.set()
             assert list(asked.iter_lines())[-2] == "data: [DONE]"
-        assert len(running.running._server.server_state.connections) <= 1000
+        assert len(running.running.server_state.connections) <= 1000
 
 
 def test_connections_that_are_all_busy_refuse_a_new_one(fake):

@@ -37,7 +37,7 @@ def prepare(
     For callers with a retriever of their own, who send chunks to `kvweave serve` or use a package for LangChain or LlamaIndex
     with the same home. The chunks of a document come in reading order.
     """
-    from kvweave.cli.output import STDOUT, amount, print_json, progress_bar
+    from kvweave.cli.output import amount, print_json, progress_bar, say
     from kvweave.server.serving.serving import Serving
 
     opt.quiet_libraries()
@@ -50,10 +50,9 @@ def prepare(
     if json:
         print_json(done)
         return
-    STDOUT.print(
+    say(
         f"{done.chunks} chunks of {done.tokens:,} tokens are prepared, {done.computed} of them now; all chunks of requests "
-        f"take {amount(used)} of {amount(limit)}",
-        soft_wrap=True,
+        f"take {amount(used)} of {amount(limit)}"
     )
 
 

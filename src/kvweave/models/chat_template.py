@@ -84,20 +84,10 @@ class ChatTemplate:
 
         Raises UnsupportedModel if the template leaves a message out, InvalidRequest if it refuses these roles.
         """
-        system = DEFAULT_SYSTEM if system is None else system
-        if earlier:
-            return self._frame_of_turns(system, [*earlier, "user"], think=think, several_lines=several_lines)
+        system, roles = DEFAULT_SYSTEM if system is None else system, [*earlier, "user"]
         if not self.exists:
-            head = f"{system}{SEPARATOR}" if system else ""
-            reply = ReplyFormat(one_line=not several_lines)
-            return Frame(head, QUESTION_LEAD, ANSWER_LEAD, chat=False, reply=reply)
-        body = f"{_CHUNKS_MARK}{QUESTION_LEAD}{_QUESTION_MARK}"
-        text = self._text(system, [{"role": "user", "content": body}], think=think)
-        head, chunks, rest = text.partition(_CHUNKS_MARK)
-        lead, question, tail = rest.partition(_QUESTION_MARK)
-        if not (chunks and question):
-            raise UnsupportedModel("the model's chat template does not print the user's message as it is")
-        return Frame(head, lead, tail, chat=True, reply=self._reply(tail, think=think))
+            return _plain_frame(system, roles, several_lines=several_lines)
+        return self._frame(system, roles, QUESTION_LEAD, think=think)
 
     def chat_frame(self, system: str, roles: Sequence[str], *, think: bool = False) -> Frame:
         """Return the text around the messages of a chat without chunks and questions.
@@ -106,11 +96,7 @@ class ChatTemplate:
         """
         if not self.exists:
             return _plain_frame(system, roles, several_lines=False)
-        marks = _marks(len(roles))
-        head, *rest = self._around(system, roles, marks, think=think)
-        return Frame(
-            "", head, rest[-1], chat=True, reply=self.reply(rest[-1], think=think), between=tuple(rest[:-1])
-        )
+        return self._frame(system, roles, "", think=think)
 
     def text(self, messages: Sequence[tuple[str, str]], system: str = "", *, think: bool = False) -> str:
         """Return messages, each role and text, as the template prints them; raises InvalidRequest if it refuses them."""
@@ -124,38 +110,21 @@ class ChatTemplate:
                 f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {error}"
             ) from error
 
-    def reply(self, tail: str, *, think: bool = False) -> ReplyFormat:
-        """Return the format of the reply to a prompt that ends with `tail`."""
-        return self._reply(tail, think=think)
-
-    def _frame_of_turns(
-        self, system: str, roles: Sequence[str], *, think: bool, several_lines: bool
-    ) -> Frame:
-        if not self.exists:
-            return _plain_frame(system, roles, several_lines=several_lines)
-        marks = _marks(len(roles))
+    def _frame(self, system: str, roles: Sequence[str], user_lead: str, *, think: bool) -> Frame:
+        """Return the text around messages; `user_lead` stands before the words of a user."""
+        marks = [f"\x02message {number}\x03" for number in range(len(roles))]  # for the messages
         bodies = [
-            f"{QUESTION_LEAD}{mark}" if role == "user" else mark
-            for role, mark in zip(roles, marks, strict=True)
+            f"{user_lead if role == 'user' else ''}{mark}" for role, mark in zip(roles, marks, strict=True)
         ]
         bodies[0] = _CHUNKS_MARK + bodies[0]
-        before, *rest = self._around(system, roles, bodies, think=think)
-        head, chunks, lead = before.partition(_CHUNKS_MARK)
-        if not chunks:
-            raise UnsupportedModel("the model's chat template does not print the user's message as it is")
-        reply = self._reply(rest[-1], think=think)
-        return Frame(head, lead, rest[-1], chat=True, reply=reply, between=tuple(rest[:-1]))
-
-    def _around(self, system: str, roles: Sequence[str], bodies: Sequence[str], *, think: bool) -> list[str]:
-        """Return the text before each message's mark and after the last one; a body ends with its mark."""
-        text = self.text(list(zip(roles, bodies, strict=True)), system, think=think)
-        around = []
-        for mark in _marks(len(roles)):
-            before, found, text = text.partition(mark)
+        tail, around = self.text(list(zip(roles, bodies, strict=True)), system, think=think), []
+        for mark in (_CHUNKS_MARK, *marks):
+            before, found, tail = tail.partition(mark)
             if not found:
                 raise UnsupportedModel("the model's chat template does not print every message as it is")
             around.append(before)
-        return [*around, text]
+        head, lead, *between = around
+        return Frame(head, lead, tail, chat=True, reply=self.reply(tail, think=think), between=tuple(between))
 
     def between_turns(self, system: str | None) -> str:
         """Return the text between an answer and the next turn."""
@@ -209,7 +178,7 @@ class ChatTemplate:
                 return ThoughtTags(opening, closing, added.get(opening), added.get(closing))
         return None
 
-    def _reply(self, tail: str, *, think: bool) -> ReplyFormat:
+    def reply(self, tail: str, *, think: bool) -> ReplyFormat:
         """Return the format of the reply to a prompt that ends with `tail`."""
         tags = self._tags
         if tags is None:
@@ -252,11 +221,6 @@ class ChatTemplate:
         return str(text)
 
 
-def _marks(count: int) -> list[str]:
-    """Return texts that stand for messages while a template is applied."""
-    return [f"\x02message {number}\x03" for number in range(count)]
-
-
 def _plain_frame(system: str, roles: Sequence[str], *, several_lines: bool) -> Frame:
     """Return the plain layout of messages: a question and its answer are a paragraph, and so is any other message."""
     before = [_plain_lead(role, roles[number - 1] if number else "") for number, role in enumerate(roles)]
@@ -275,18 +239,13 @@ def _plain_lead(role: str, before: str) -> str:
     return f"{SEPARATOR}{lead}" if before else lead
 
 
-def control_tokens(tokenizer: Any) -> frozenset[int]:
-    """Return a tokenizer's special tokens, and its added tokens that look like a marker."""
+def control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return a tokenizer's special tokens, and its added tokens that look like a marker, by their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    markers = {number for number, token in added.items() if is_control(token.content, special=token.special)}
-    return frozenset(tokenizer.all_special_ids) | markers
-
-
-def control_texts(tokenizer: Any) -> frozenset[str]:
-    """Return the texts of a tokenizer's control tokens."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    markers = {token.content for token in added.values() if is_control(token.content, special=token.special)}
-    return frozenset(tokenizer.all_special_tokens) | markers
+    markers = {
+        n: token.content for n, token in added.items() if is_control(token.content, special=token.special)
+    }
+    return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)) | markers
 
 
 def is_control(content: str, *, special: bool) -> bool:

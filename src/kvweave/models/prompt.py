@@ -22,7 +22,7 @@ from kvweave.models.chat_template import (
     SEPARATOR,
     ChatTemplate,
     Frame,
-    control_texts,
+    control_tokens,
     is_control,
 )
 from kvweave.types import Message, Prompt, ReplyFormat, Span, TokenizedPrompt
@@ -58,7 +58,7 @@ class PromptTemplate:
         """
         count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
         system, turns = SEPARATOR.join(text for _, text in messages[:count]), messages[count:]
-        control = control_texts(self._tokenizer)
+        control = control_tokens(self._tokenizer).values()
         if self._chat.exists and not any(token in text for _, text in messages for token in control):
             text = self._chat.text(turns, system, think=think)
             return self._template_ids(text, starts=True, chat=True), self._chat.reply(text, think=think)

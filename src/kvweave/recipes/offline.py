@@ -80,12 +80,9 @@ def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe:
 
 @dataclass(frozen=True, slots=True)
 class PreparationStep:
-    """One kind of entry that a recipe prepares of every chunk: KV, or the feature of an extractor.
+    """One kind of entry that a recipe prepares of every chunk: KV, by `prepare`, or the feature of an `extractor`.
 
-    Attributes:
-        storage: how KV is stored that is computed on the way.
-        prepare: computes the KV; None for a feature.
-        extractor: extracts the feature; None for KV.
+    `storage` says how KV is stored that is computed on the way.
     """
 
     storage: Storage
@@ -195,12 +192,12 @@ def _missing_features(
 ) -> list[int]:
     """Return the chunks without a feature, except those whose feature cannot be computed among the corpus' chunks."""
     wanted = [(digest, extractor.provenance(ctx.adapter, ctx.prefix, tokens)) for digest, tokens in chunks]
-    stored = ctx.store.has_features(ctx.adapter.fingerprint, wanted)
+    stored = ctx.store.has_many(ctx.adapter.fingerprint, wanted, "note")
     missing = [number for number, is_stored in enumerate(stored) if not is_stored]
     if not missing or not ctx.corpus.size:
         return missing
     placeholders = [(wanted[number][0], placeholder(wanted[number][1], ctx.corpus)) for number in missing]
-    impossible = ctx.store.has_features(ctx.adapter.fingerprint, placeholders)
+    impossible = ctx.store.has_many(ctx.adapter.fingerprint, placeholders, "note")
     return [number for number, is_impossible in zip(missing, impossible, strict=True) if not is_impossible]
 
 
@@ -217,7 +214,7 @@ def _compute_kv(ctx: PrepareContext, chunk: Ids, prepare: Prepare) -> bool:
 def _not_imported(ctx: PrepareContext, chunks: Sequence[Ids], extractor: FeatureExtractor) -> list[Ids]:
     """Import the features that other machines have computed; return the other chunks."""
     wanted = [(chunk, extractor.provenance(ctx.adapter, ctx.prefix, len(chunk))) for chunk in chunks]
-    stored = ctx.store.import_features(ctx.adapter.fingerprint, wanted)
+    stored = ctx.store.import_entries(ctx.adapter.fingerprint, wanted, "note")
     return [chunk for chunk, is_stored in zip(chunks, stored, strict=True) if not is_stored]
 
 

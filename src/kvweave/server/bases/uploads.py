@@ -6,11 +6,11 @@ see only its name.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -22,12 +22,11 @@ from kvweave.errors import InvalidRequest, PathNotFound
 from kvweave.facts import facts
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
-from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
+from kvweave.results import AddReport
 from kvweave.server.errors import ApiError
-from kvweave.server.events import NamedEvents, collect, sse, stream
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.running import Emit
-from kvweave.server.services import services, tenant
-from kvweave.server.sources import UPLOADS_FOLDER, shown
+from kvweave.server.services import UPLOADS_FOLDER, services, shown, tenant
 
 router = APIRouter(prefix="/v1/kb")
 
@@ -59,13 +58,6 @@ _UNUSABLE: Final = re.compile(
 )
 
 
-class Upload(NamedTuple):
-    """A file as the client sent it: its name and its bytes."""
-
-    name: str
-    file: BinaryIO
-
-
 def clean_name(given: str) -> str:
     """Return a safe file name: without a path, leading dots or invisible characters.
 
@@ -84,8 +76,8 @@ def clean_name(given: str) -> str:
     return name
 
 
-def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> AddReport:
-    """Store files and index them; call `emit` with (stage, done, total). Files without usable text are deleted.
+def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit, cancelled: Event) -> dict[str, Any]:
+    """Store files and index them, and return the report; call `emit` with (stage, done, total). Files without usable text are deleted.
 
     Chunk KV is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
     """
@@ -101,9 +93,10 @@ def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled:
         with cancellable(cancelled.is_set):
             for number, upload in enumerate(uploads):
                 progress("storing", number, len(uploads))
-                paths.append(folder / _free_name(clean_name(upload.name), paths))
-                write_atomically(paths[-1], _parts(upload.file))
-            return _shown_report(base.add(*paths, progress=progress, wait=wait))
+                paths.append(folder / _free_name(clean_name(upload.filename or ""), paths))
+                upload.file.seek(0)
+                write_atomically(paths[-1], iter(partial(upload.file.read, _COPIED_BYTES), b""))
+            return _shown_facts(base.add(*paths, progress=progress, wait=wait))
     finally:
         listed = {document.source for document in base.documents()}
         for path in paths:
@@ -129,23 +122,14 @@ def upload_folder(base: KnowledgeBase) -> Path:
     return base.folder.parent.parent / UPLOADS_FOLDER / base.name
 
 
-def _shown_report(report: AddReport) -> AddReport:
-    def names(sources: Iterable[str]) -> tuple[str, ...]:
-        return tuple(map(shown, sources))
-
-    return replace(
-        report,
-        added=names(report.added),
-        changed=names(report.changed),
-        unchanged=names(report.unchanged),
-        removed=names(report.removed),
-        skipped=tuple(SkippedFile(Path(shown(str(each.path))), each.reason) for each in report.skipped),
-        notes=tuple(DocumentNote(Path(shown(str(each.path))), each.note) for each in report.notes),
-        copies=tuple(
-            CopiedDocument(Path(shown(str(each.path))), Path(shown(str(each.same_as))))
-            for each in report.copies
-        ),
-    )
+def _shown_facts(report: AddReport) -> dict[str, Any]:
+    """Return a report as plain values, with the sources as clients see them."""
+    found: dict[str, Any] = facts(report)
+    for name in ("added", "changed", "unchanged", "removed"):
+        found[name] = [shown(source) for source in found[name]]
+    for each in (*found["skipped"], *found["notes"], *found["copies"]):
+        each.update({key: shown(each[key]) for key in ("path", "same_as") if key in each})
+    return found
 
 
 def _free_name(name: str, taken: Sequence[Path]) -> str:
@@ -160,12 +144,6 @@ def _free_name(name: str, taken: Sequence[Path]) -> str:
 
 def _shortened(text: str, most_bytes: int) -> str:
     return text.encode()[:most_bytes].decode("utf-8", "ignore")
-
-
-def _parts(file: BinaryIO) -> Iterator[bytes]:
-    file.seek(0)
-    while part := file.read(_COPIED_BYTES):
-        yield part
 
 
 @router.post("/{name}/documents", response_class=JSONResponse, openapi_extra=_BODY)
@@ -196,10 +174,10 @@ async def upload(request: Request, name: str) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         return await stream(request, running, UploadStream(), parts.config.server.ping_s)
     events = await collect(request, running)
-    return JSONResponse(facts(events[-1]))
+    return JSONResponse(events[-1])
 
 
-def _files(form: FormData) -> list[Upload]:
+def _files(form: FormData) -> list[UploadFile]:
     found = []
     for field, value in form.multi_items():
         if field != "files" or not isinstance(value, UploadFile):
@@ -209,8 +187,8 @@ def _files(form: FormData) -> list[Upload]:
                 code="unknown_parameter",
                 param=field,
             )
-        found.append(Upload(value.filename or "", value.file))
-        clean_name(found[-1].name)
+        clean_name(value.filename or "")
+        found.append(value)
     if not found:
         raise ApiError(
             400,
@@ -221,12 +199,12 @@ def _files(form: FormData) -> list[Upload]:
     return found
 
 
-class UploadStream(NamedEvents):
+class UploadStream(Encoder):
     """Encodes an upload as the events `progress`, `done` and `error`."""
 
     def event(self, event: Any) -> Iterator[bytes]:
-        if isinstance(event, AddReport):
-            yield sse({"report": facts(event)}, "done")
+        if isinstance(event, dict):
+            yield sse({"report": event}, "done")
         else:
             stage, done, total = event
             yield sse({"stage": stage, "done": done, "total": total}, "progress")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvweave.config import Config
 from kvweave.errors import ServerRefused, ServerUnavailable
 from kvweave.results import Answer
-from kvweave.server.client.choice import IN_REQUEST, ServerChoice, choose_server
+from kvweave.server.choice import IN_REQUEST, ServerChoice, choose_server
 
 if TYPE_CHECKING:
     from kvweave.knowledge_base import KnowledgeBase
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.client import ServerClient
 
 _T = TypeVar("_T")
 Facts = list[dict[str, Any]]

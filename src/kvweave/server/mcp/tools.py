@@ -5,6 +5,7 @@ A result is structured content with the schema of a class here, and text for cli
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from functools import wraps
 from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -95,19 +96,7 @@ def mcp_server(
     def answer(question: Question, knowledge_base: KbName = None, top_k: TopK = None) -> AnswerWithSources:
         """Answer a question from the documents, with the passages that the answer was made from."""
         given = source.answer(knowledge_base or default_kb, question, top_k or default_top_k)
-        sources = [
-            Passage(
-                document=s.document,
-                start=s.start,
-                end=s.end,
-                text=s.text,
-                score=s.score,
-                page=s.page,
-                heading=s.heading,
-                line=s.line,
-            )
-            for s in given.sources
-        ]
+        sources = [Passage.model_validate(asdict(each)) for each in given.sources]
         return AnswerWithSources(answer=given.text, sources=sources, finish_reason=given.finish_reason)
 
     tools = (list_knowledge_bases, list_documents, search_passages, answer)

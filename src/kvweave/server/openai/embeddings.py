@@ -22,7 +22,7 @@ from kvweave.server.openai.fields import (
     refuse_token_ids,
 )
 from kvweave.server.running import Emit
-from kvweave.server.services import services
+from kvweave.server.services import check_model, services
 
 router = APIRouter()
 
@@ -53,13 +53,7 @@ async def embeddings(request: Request, fields: EmbeddingFields) -> JSONResponse:
     parts = services(request)
     encoder = parts.serving.resident.encoder
     name = parts.embedding_name
-    if fields.model not in (None, "", name, "kvweave", "default"):
-        raise ApiError(
-            404,
-            f"The model `{fields.model}` does not exist; this server embeds with `{name}`",
-            code="model_not_found",
-            param="model",
-        )
+    check_model(fields.model, name, "embeds with")
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
 
     def work(emit: Emit, cancelled: Event) -> None:
