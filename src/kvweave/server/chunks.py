@@ -11,7 +11,7 @@ from pydantic import Field
 from kvweave.errors import Cancelled
 from kvweave.facts import facts
 from kvweave.results import PreparedChunks
-from kvweave.server.events import NamedEvents, collect, sse, stream
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai.fields import Document, Fields, NonEmpty, Text
 from kvweave.server.running import Emit
 from kvweave.server.services import services, tenant
@@ -59,7 +59,7 @@ async def prepare(request: Request, fields: ChunkFields) -> Response:
     return JSONResponse({"object": "chunks.prepared", **facts(events[-1])})
 
 
-class ChunkStream(NamedEvents):
+class ChunkStream(Encoder):
     """Encodes the preparation of chunks as the events `progress`, `done` and `error`."""
 
     def event(self, event: Any) -> Iterator[bytes]:
