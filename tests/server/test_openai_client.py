@@ -371,3 +371,21 @@ def test_llama_index_uses_it(served):
     message = ChatMessage(role="user", content=QUESTION)
     assert "walnut" in model.chat([message]).message.content
     assert "walnut" in "".join(piece.delta or "" for piece in model.stream_chat([message]))
+
+
+def test_chunks_prepared_ahead_are_reused_by_the_first_request(served, client):
+    documents = [{"id": str(n), "text": f"Boat {n} leaves at {n} o'clock. " * 6} for n in range(1, 4)]
+    done = served.http.post("/v1/chunks", json={"documents": documents}).json()
+    assert (done["object"], done["chunks"], done["computed"]) == ("chunks.prepared", 3, 3)
+    reply = ask(client, extra_body={"documents": documents[::-1]})
+    origins = [
+        span["origin"] for span in reply.model_extra["kvweave"]["plan"]["spans"] if span["kind"] == "chunk"
+    ]
+    assert set(origins) <= {"reused", "exact"}
+
+    streamed = served.http.post("/v1/chunks", json={"documents": documents, "stream": True}).text
+    assert streamed.count("event: progress") == len(documents) + 1
+    assert '"computed":0' in streamed.rpartition("event: done")[2]
+
+    for body in ({}, {"documents": []}, {"documents": documents, "recipe": "full"}):
+        assert served.http.post("/v1/chunks", json=body).status_code == 400

@@ -29,6 +29,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "idle": ("background:idle", "Predict questions and prepare their answers."),
     "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that is good enough."),
     "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
+    "prepare": ("prepare:prepare", "Prepare chunks of your own retriever ahead of requests."),
     "mcp": ("mcp:mcp", "Serve the knowledge bases to agents over MCP."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
     "demo": ("demo:demo", "Try it on sample documents, cold and warm."),

@@ -53,7 +53,8 @@ class MatchNothing:
 class _MatchStored(Match):
     """What is stored, in one catalogue query for the whole prompt; the system prefix is always exact.
 
-    `exact_chunks` looks for chunks after exactly the same text, `position_independent` for chunks by content.
+    `exact_chunks` looks for chunks after exactly the same text, `position_independent` for chunks by content. With both, what
+    earlier prompts left of a chunk after other text is used where nothing better is stored, at the cost of one more query.
     """
 
     exact_chunks: ClassVar[bool]
@@ -68,12 +69,18 @@ class _MatchStored(Match):
         exact = [request.exact_provenance(i) if span.kind in kinds else None for i, span in enumerate(spans)]
         by_content = [i for i, span in enumerate(spans) if self.position_independent and span.kind == "chunk"]
         candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
-        wanted = []
-        for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
-            provenances = [*([best] if best is not None else []), *candidates.get(number, ())]
-            wanted.append((request.prompt.ids(span), provenances if span.tokens else []))
+        tried = [
+            [*([best] if best is not None else []), *candidates.get(number, ())]
+            for number, best in enumerate(exact)
+        ]
+        left = {}
+        if self.exact_chunks and by_content:
+            left = dict(zip(by_content, left_by_requests(request, by_content), strict=True))
+        wanted = [
+            (request.prompt.ids(span), [*tried[number], *left.get(number, ())] if span.tokens else [])
+            for number, span in enumerate(spans)
+        ]
         found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
-        tried = [provenances for _, provenances in wanted]
         return tuple(_matched(*each) for each in zip(spans, found, exact, tried, strict=True))
 
 
@@ -99,10 +106,35 @@ class MatchExactPath(_MatchStored):
 
 @dataclass(frozen=True, slots=True)
 class MatchPathThenChunk(_MatchStored):
-    """The exact path first, then chunks by content."""
+    """The exact path first, then chunks by content: as prepared, else as an earlier prompt computed them after other text."""
 
     exact_chunks: ClassVar[bool] = True
     position_independent: ClassVar[bool] = True
+
+
+def left_by_requests(request: PrefillRequest, spans: Sequence[int]) -> list[list[KVProvenance]]:
+    """Return for each chunk span the exact KV that earlier prompts computed after the same system prefix, the best first.
+
+    It is stale in this prompt, but needs no preparation. The more of the chunks before it are also before it in this
+    prompt, and the fewer are not, the better it is.
+    """
+    ids, prefix = [request.prompt.ids(request.prompt.spans[number]) for number in spans], request.system_path
+    found = []
+    for number, versions in zip(spans, request.store.versions(request.adapter.fingerprint, ids), strict=True):
+        regime, before = request.exact_provenance(number).rope_regime, set(request.chunks_before(number))
+        usable = [
+            (len(before.symmetric_difference(preceding_chunks(request, each))), each)
+            for each in versions
+            if each.exact and each.rope_regime == regime and each.context[: len(prefix)] == prefix
+        ]
+        found.append([each for _, each in sorted(usable, key=lambda pair: pair[0])])
+    return found
+
+
+def preceding_chunks(request: PrefillRequest, provenance: KVProvenance) -> tuple[str, ...]:
+    """Return the digests of the chunks that this KV was computed after; none if not after this prompt's prefix."""
+    prefix = request.system_path
+    return provenance.context[len(prefix) :] if provenance.context[: len(prefix)] == prefix else ()
 
 
 def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> list[int]:

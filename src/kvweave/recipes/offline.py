@@ -1,7 +1,7 @@
 """Prepare chunks before any question: compute and store the KV and the features that a recipe needs."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvweave.embedding import TextEncoder
@@ -26,6 +26,7 @@ def prepare(
     storage: str = "exact",
     system: str | None = None,
     embedding: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Compute and store what a recipe needs of some chunks; return how many chunks were computed.
 
@@ -39,6 +40,7 @@ def prepare(
         storage: how chunk KV is stored: exact, int8 or int4.
         system: the instruction that prompts will have; None is the default one. KV prepared with another one is not found.
         embedding: the embedding model for similar chunks; None is the default one.
+        progress: called with the tokens that passes have run over, and how many they will.
 
     Raises UnknownRecipe, InvalidRequest, and as `ChunkStore.put`.
     """
@@ -48,8 +50,17 @@ def prepare(
     corpus = ChunkList(
         [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)
     )
-    ctx = PrepareContext(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
-    return prepare_chunks(ctx, ids, as_recipe(recipe, prepare, storage))
+    chosen = as_recipe(recipe, prepare, storage)
+    kv_steps = len({chosen.prepare.plain, chosen.prepare})
+    total, done = kv_steps * sum(map(len, dict.fromkeys(ids))), 0
+
+    def advance(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(done, total)
+
+    ctx = PrepareContext(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus, advance)
+    return prepare_chunks(ctx, ids, chosen)
 
 
 def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe: Recipe) -> int:
@@ -142,6 +153,24 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
         for number in set(_missing_features(ctx, chunks, extractor)).difference(counted):
             missing[number] += extractor.bytes(ctx.adapter, chunks[number][1])
     return dict(sorted(missing.items()))
+
+
+def preparation_cost(
+    ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe, wanted: Sequence[int]
+) -> int:
+    """Return about how many tokens passes of the model run over to prepare some of these chunks.
+
+    Args:
+        ctx: with the corpus that the chunks are prepared among.
+        chunks: their digests and numbers of tokens. Where the recipe prepares a chunk after others, the plain KV of all counts.
+        wanted: places in `chunks`.
+    """
+    cost, measured_on_the_way = 0, recipe.prepare.by_products
+    for step in preparation_steps(recipe):
+        if step.extractor is None or step.extractor not in measured_on_the_way:
+            needed = range(len(chunks)) if step.prepare not in (None, recipe.prepare) else wanted
+            cost += sum(chunks[place][1] for place in set(step.missing(ctx, chunks)).intersection(needed))
+    return cost
 
 
 def extractors_of(recipe: Recipe) -> list[FeatureExtractor]:

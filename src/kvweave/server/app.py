@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from kvweave.config import split
-from kvweave.server import errors, operations
+from kvweave.server import chunks, errors, operations
 from kvweave.server.bases import routes as knowledge_bases
 from kvweave.server.bases import uploads
 from kvweave.server.middleware import (
@@ -31,7 +31,7 @@ OPENAI: Final = (
     embeddings.router,
     operations.models,
 )
-ROUTERS: Final = (*OPENAI, knowledge_bases.router, uploads.router, operations.router)
+ROUTERS: Final = (*OPENAI, chunks.router, knowledge_bases.router, uploads.router, operations.router)
 
 
 def create_app(services: Services) -> FastAPI:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.features import FeatureExtractor, attention_key, attention_to_earlier
+from kvweave.recipes.match import preceding_chunks
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare, PreparedChunk
 from kvweave.recipes.recipe import Recipe
@@ -128,12 +129,6 @@ def stored_versions(request: PrefillRequest, spans: Sequence[int]) -> list[list[
         if attention is not None:
             found[number].append(Version(provenance, preceding, attention))
     return found
-
-
-def preceding_chunks(request: PrefillRequest, provenance: KVProvenance) -> tuple[str, ...]:
-    """Return the digests of the chunks that this KV was computed after; none if not after this prompt's prefix."""
-    prefix = request.system_path
-    return provenance.context[len(prefix) :] if provenance.context[: len(prefix)] == prefix else ()
 
 
 def _value(version: Version, before: frozenset[str]) -> float:
