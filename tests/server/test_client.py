@@ -43,6 +43,13 @@ def test_an_answer_comes_in_pieces_and_is_whole_in_the_end():
     assert body == {"question": "What?", "stream": True, "ratio": 0.2}
 
 
+def test_a_proxy_for_other_addresses_is_not_asked(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving({ASK: [stream(event("done", DONE))]}) as server:
+        assert ask(server)[1].answer.text == "walnut"
+
+
 def test_pieces_come_when_they_are_sent():
     go_on = threading.Event()
 
