@@ -143,6 +143,31 @@ def test_a_silent_stream_sends_pings(fake):
             assert list(lines)[-2] == "data: [DONE]"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", BODY),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/kb/notes/ask", {"question": "hello"}),
+    ],
+)
+def test_an_event_is_whole_for_clients_that_cut_lines_as_python_does(fake, path, body):
+    said = "a\u2028b\u2029c\x85d\u00e4"
+    with fake(engine={"piece_text": said, "pieces": 1}) as running:
+        text = running.http.post(path, json={**body, "stream": True}).text
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert all(line.startswith(("data: ", "event: ", ":")) for line in text.splitlines() if line)
+    assert said in [each for line in data if line != "[DONE]" for each in texts(json.loads(line))]
+
+
+def texts(value):
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [text for each in inner for text in texts(each)]
+    return [value]
+
+
 def test_an_error_within_a_stream_is_its_last_event(fake):
     with fake(ping_s=0.05, engine={"error": RuntimeError("a secret of the server")}) as running:
         engine = running.parts.serving
