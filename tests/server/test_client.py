@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
+from kvweave.cancellation import cancellable
+from kvweave.errors import Cancelled, InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
 from kvweave.results import Answer, Plan, Timing
 from kvweave.server import client as client_module
 from kvweave.server.bases import routes
@@ -63,6 +64,21 @@ def test_pieces_come_when_they_are_sent():
         assert next(pieces) == "first"
         go_on.set()
         assert list(pieces) == []
+
+
+def test_a_question_that_is_given_up_is_waited_for_no_longer():
+    def pings():
+        while True:  # until the client has closed the connection
+            yield b": ping\n\n"
+            time.sleep(0.01)
+
+    looks = iter([False] * 5)
+    with (
+        serving({ASK: [lambda _: (200, {}, pings())]}) as server,
+        cancellable(lambda: next(looks, True)),
+        pytest.raises(Cancelled),
+    ):
+        ask(server)
 
 
 def test_events_cut_anywhere_and_letters_of_several_bytes_are_read():
