@@ -1,7 +1,8 @@
 """POST /v1/chat/completions."""
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -27,6 +28,12 @@ from kvweave.server.openai.fields import (
     thinks,
 )
 from kvweave.server.serving.completions import CompletionRequest, Finished
+
+_TASK: Final = re.compile(r"\s*(?:#+\s*)?Task:")
+"""How a message begins that a chat page sends on its own: Open WebUI asks for titles, tags, queries and follow-up questions so.
+
+It is no question of a user: its answer is not stored, and no questions are predicted from it.
+"""
 
 
 class TextPart(Fields):
@@ -77,12 +84,13 @@ class ChatFields(ChoicesFields):
     tools: list[dict[str, Any]] | None = Field(None, max_length=10_000)
 
     def requests(self, defaults: GenerationConfig, cache: AnswerCacheUse) -> list[CompletionRequest]:
+        messages = tuple(each.message for each in self.messages)
         return [
             self.choice(
                 index,
                 defaults,
-                cache,
-                messages=tuple(each.message for each in self.messages),
+                "off" if _TASK.match(messages[-1].text) else cache,
+                messages=messages,
                 max_new_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
                 think=thinks(self.reasoning_effort),
