@@ -14,15 +14,13 @@ from kvweave.server.errors import ApiError
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
-    AS_LIST,
-    AS_TEXT,
     NEUTRAL,
-    TEXT_OR_LIST,
     ChoicesFields,
     Effort,
     Fields,
     MessageFields,
     Text,
+    TextOr,
     Tokens,
     only_text,
     thinks,
@@ -53,9 +51,7 @@ class ChatMessage(MessageFields):
         "tool_calls": ([],),
         "annotations": (ANY,),
     }
-    content: Annotated[
-        Annotated[Text, AS_TEXT] | Annotated[list[TextPart], Field(min_length=1), AS_LIST], TEXT_OR_LIST
-    ]
+    content: TextOr[Text, Annotated[list[TextPart], Field(min_length=1)]]
 
 
 class ChatFields(ChoicesFields):

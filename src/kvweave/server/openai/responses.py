@@ -14,10 +14,7 @@ from kvweave.server.events import Encoder, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
-    AS_LIST,
-    AS_TEXT,
     NEUTRAL,
-    TEXT_OR_LIST,
     Effort,
     Fields,
     MessageFields,
@@ -25,6 +22,7 @@ from kvweave.server.openai.fields import (
     SampledFields,
     StreamOptions,
     Text,
+    TextOr,
     Tokens,
     only_text,
     thinks,
@@ -52,9 +50,7 @@ class InputMessage(MessageFields):
 
     neutral: ClassVar = {"id": (ANY,), "status": (ANY,), "phase": (ANY,)}
     type: Literal["message"] = "message"
-    content: Annotated[
-        Annotated[Text, AS_TEXT] | Annotated[list[InputText], Field(min_length=1), AS_LIST], TEXT_OR_LIST
-    ]
+    content: TextOr[Text, Annotated[list[InputText], Field(min_length=1)]]
 
 
 class TextFormat(Fields):
@@ -91,11 +87,7 @@ class ResponseFields(SampledFields):
         "tools": ([],),
         "truncation": ("disabled",),
     }
-    input: Annotated[
-        Annotated[NonEmpty, AS_TEXT]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000), AS_LIST],
-        TEXT_OR_LIST,
-    ]
+    input: TextOr[NonEmpty, Annotated[list[InputMessage], Field(min_length=1, max_length=10_000)]]
     instructions: Text | None = None
     max_output_tokens: Tokens | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
