@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from contextlib import suppress
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -230,9 +231,7 @@ def _too_large(most: int) -> ApiError:
 
 
 async def _discard(receive: Receive) -> None:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body", False):
                 pass
-    except TimeoutError:
-        pass

@@ -34,26 +34,9 @@ from kvweave.server.services import UPLOADS_FOLDER, services, shown, tenant
 router = APIRouter(prefix="/v1/kb")
 
 MOST_FILES = 1000
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["files"],
-                    "properties": {
-                        "files": {
-                            "type": "array",
-                            "minItems": 1,
-                            "items": {"type": "string", "format": "binary"},
-                        }
-                    },
-                }
-            }
-        },
-    }
-}
+_FILES: Final = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
+_FORM: Final = {"schema": {"type": "object", "required": ["files"], "properties": {"files": _FILES}}}
+_BODY: Final = {"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
 _LONGEST_NAME_BYTES: Final = 200
 _COPIED_BYTES: Final = 1 << 20
 _UNUSABLE: Final = re.compile(

@@ -220,13 +220,10 @@ class ResponseStream(Encoder):
         self._response = response
         self._number = 0
         self._in_message = False
-        self._begun = False
-        self._text = ""
         self._tokens: list[TokenLogprob] = []
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        if not self._begun:
-            self._begun = True
+        if not self._number:
             for name in ("created", "in_progress"):
                 yield self._send(f"response.{name}", response=self._response.unfinished())
         if isinstance(of.event, Piece):
@@ -249,7 +246,6 @@ class ResponseStream(Encoder):
         yield self._in_part("response.content_part.added", part=self._response.part("", ()))
 
     def _delta(self, piece: Piece) -> Iterator[bytes]:
-        self._text += piece.text
         self._tokens += piece.tokens
         if piece.text or piece.tokens:
             yield self._in_part(
