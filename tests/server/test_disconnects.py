@@ -18,7 +18,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}]}
 def open_request(running, path="/v1/chat/completions", **body):
     """Send a request on a connection of its own, and return the connection."""
     connection = socket.create_connection(running.address, timeout=10)
-    content = json.dumps({**BODY, **body}).encode()
+    content = json.dumps(body if "input" in body else {**BODY, **body}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
@@ -46,6 +46,30 @@ def test_leaving_cancels_a_running_request(fake, stage, stream):
         connection.close()
         running.wait(lambda: engine.running == 0)
         assert engine.log == ["Cancelled"]
+        running.wait(lambda: not running.parts.busy)
+
+
+def test_leaving_ends_work_that_has_no_events(fake):
+    began, ended = threading.Event(), threading.Event()
+
+    class Encoder:
+        name = "slow"
+
+        def encode(self, texts):
+            began.set()
+            try:
+                for _ in range(1000):
+                    check_cancelled()
+                    time.sleep(0.01)
+            finally:
+                ended.set()
+
+    with fake() as running:
+        running.parts.serving.resident.encoder = Encoder()
+        connection = open_request(running, "/v1/embeddings", input="hello")
+        assert began.wait(10)
+        connection.close()
+        assert ended.wait(5)
         running.wait(lambda: not running.parts.busy)
 
 

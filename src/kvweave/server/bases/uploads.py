@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
-from kvweave.cancellation import cancellable, check_cancelled
+from kvweave.cancellation import check_cancelled
 from kvweave.documents.reader_process import FileReader
 from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
 from kvweave.facts import facts
@@ -62,7 +62,7 @@ def clean_name(given: str) -> str:
     return name
 
 
-def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit, cancelled: Event) -> dict[str, Any]:
+def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit) -> dict[str, Any]:
     """Store files and index them, and return the report; call `emit` with (stage, done, total).
 
     Files without usable text are not kept. If the knowledge base has an earlier version of such a file, it keeps that version. Chunk KV
@@ -78,7 +78,7 @@ def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit, cancel
         emit((stage, done, total))
 
     try:
-        with cancellable(cancelled.is_set), FileReader() as reader:
+        with FileReader() as reader:
             for number, upload in enumerate(uploads):
                 progress("storing", number, len(uploads))
                 paths.append(folder / _free_name(clean_name(upload.filename or ""), paths))
@@ -173,7 +173,7 @@ async def upload(request: Request, name: str) -> Response:
     def work(emit: Emit, cancelled: Event) -> None:
         try:
             with of.bases.using(name) as base:
-                emit(index(base, files, emit, cancelled))
+                emit(index(base, files, emit))
         finally:
             for each in files:
                 each.file.close()
