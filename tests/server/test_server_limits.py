@@ -32,6 +32,15 @@ def reply_to(running, data, wait_s=10):
         return found
 
 
+def test_a_websocket_is_an_ordinary_request_that_needs_a_key(fake):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n"
+    with fake(key="first-key", api_key="first-key") as running:
+        found = reply_to(
+            running, b"GET /v1/kb HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + upgrade
+        )
+    assert found.startswith(b"HTTP/1.1 401 ")
+
+
 # Bodies
 
 
