@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvweave.cancellation import check_cancelled
 from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import MissingExtra, ModelNotFound
 from kvweave.extras import require
@@ -210,7 +211,10 @@ class MeanPooling:
         size = _CPU_BATCH_WINDOWS
         batches = [by_length[first : first + size] for first in range(0, len(ids), size)]
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=fast):
-            vectors = [self._means([ids[number] for number in batch]) for batch in batches]
+            vectors = []
+            for batch in batches:
+                check_cancelled()
+                vectors.append(self._means([ids[number] for number in batch]))
             ordered = torch.cat(vectors)[torch.tensor(by_length).argsort()]
             unit: Vectors = torch.nn.functional.normalize(ordered, dim=1).numpy()
         return unit

@@ -53,6 +53,26 @@ def test_the_answer_cache_is_told_by_the_header_and_obeys_cache_control(served):
     assert used() == "answer"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("### Task:\nSuggest a title for the chat of {n}.\n<chat_history>\nUSER: Hi\n</chat_history>", False),
+        ("Task: name this chat of {n} in five words.\n\nUSER: Hi", False),
+        ("What is the Task: of {n}?", True),
+    ],
+)
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_chat_page_s_own_task_is_no_question_of_its_user(served, text, kept, parts):
+    text = text.format(n=f"Glorric {parts}")
+    content = [{"type": "text", "text": text}] if parts else text
+    body = {"messages": [{"role": "user", "content": content}]}
+    replies = [served.http.post("/kb/notes/v1/chat/completions", json=body) for _ in range(2)]
+    assert all(reply.json()["choices"][0]["message"]["content"] for reply in replies)
+    assert (replies[1].headers["X-Kvweave-Cache"] == "answer") is kept
+    with served.parts.serving.tenant(None).bases.using("notes") as base:
+        assert (text in base.predictions.history.recent(1000)) is kept
+
+
 def test_documents_of_the_caller_are_reused_the_second_time(client):
     documents = [{"id": "a", "text": SOURCE}, {"id": "b", "text": "The ferry leaves at nine. " * 10}]
 

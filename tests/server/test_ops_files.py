@@ -87,18 +87,19 @@ def health_check():
     return json.loads(rest.partition("CMD")[2])
 
 
+@pytest.mark.parametrize("proxy", [None, "http://127.0.0.1:9"])
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_the_health_check_follows_the_status(status, code):
+def test_the_health_check_follows_the_status_whatever_the_proxy(status, code, proxy):
     from support.scripted_server import reply, serving
 
     program, *words = health_check()
     assert program == "python"
     with serving({"GET /health": [reply({}, status)]}) as server:
-        port = server.url.rpartition(":")[2]
-        done = subprocess.run(
-            [sys.executable, *words], env={**os.environ, "KVWEAVE_PORT": port}, stderr=subprocess.DEVNULL
-        )
-    assert done.returncode == code
+        environment = {**os.environ, "KVWEAVE_PORT": server.url.rpartition(":")[2]}
+        if proxy is not None:
+            environment |= {"http_proxy": proxy, "HTTP_PROXY": proxy, "all_proxy": proxy}
+        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_the_unit_runs_a_command_that_exists():

@@ -87,16 +87,21 @@ class ChatTemplate:
         system, roles = DEFAULT_SYSTEM if system is None else system, [*earlier, "user"]
         if not self.exists:
             return _plain_frame(system, roles, several_lines=several_lines)
-        return self._frame(system, roles, QUESTION_LEAD, think=think)
+        return self._frame(system, roles, think=think)
 
-    def chat_frame(self, system: str, roles: Sequence[str], *, think: bool = False) -> Frame:
-        """Return the text around the messages of a chat without chunks and questions.
+    def chat_frame(self, roles: Sequence[str], *, think: bool = False) -> Frame:
+        """Return the text around the messages of a chat without chunks and questions; the first may be a system message.
 
         Raises as `frame`.
         """
         if not self.exists:
-            return _plain_frame(system, roles, several_lines=False)
-        return self._frame(system, roles, "", think=think)
+            return _plain_frame("", roles, several_lines=False)
+        marks = _marks(len(roles))
+        first = int(roles[0] == "system")
+        turns = list(zip(roles[first:], marks[first:], strict=True))
+        text = self.text(turns, marks[0] if first else "", think=think)
+        head, *between, tail = _around(text, marks)
+        return Frame(head, "", tail, chat=True, reply=self.reply(tail, think=think), between=tuple(between))
 
     def text(self, messages: Sequence[tuple[str, str]], system: str = "", *, think: bool = False) -> str:
         """Return messages, each role and text, as the template prints them; raises InvalidRequest if it refuses them."""
@@ -110,20 +115,16 @@ class ChatTemplate:
                 f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {error}"
             ) from error
 
-    def _frame(self, system: str, roles: Sequence[str], user_lead: str, *, think: bool) -> Frame:
-        """Return the text around messages; `user_lead` stands before the words of a user."""
-        marks = [f"\x02message {number}\x03" for number in range(len(roles))]  # for the messages
+    def _frame(self, system: str, roles: Sequence[str], *, think: bool) -> Frame:
+        """Return the text around chunks, earlier messages and a question."""
+        marks = _marks(len(roles))
         bodies = [
-            f"{user_lead if role == 'user' else ''}{mark}" for role, mark in zip(roles, marks, strict=True)
+            f"{QUESTION_LEAD if role == 'user' else ''}{mark}"
+            for role, mark in zip(roles, marks, strict=True)
         ]
         bodies[0] = _CHUNKS_MARK + bodies[0]
-        tail, around = self.text(list(zip(roles, bodies, strict=True)), system, think=think), []
-        for mark in (_CHUNKS_MARK, *marks):
-            before, found, tail = tail.partition(mark)
-            if not found:
-                raise UnsupportedModel("the model's chat template does not print every message as it is")
-            around.append(before)
-        head, lead, *between = around
+        text = self.text(list(zip(roles, bodies, strict=True)), system, think=think)
+        head, lead, *between, tail = _around(text, [_CHUNKS_MARK, *marks])
         return Frame(head, lead, tail, chat=True, reply=self.reply(tail, think=think), between=tuple(between))
 
     def between_turns(self, system: str | None) -> str:
@@ -219,6 +220,22 @@ class ChatTemplate:
             date_string="26 Jul 2024",
         )
         return str(text)
+
+
+def _marks(count: int) -> list[str]:
+    """Return texts that stand for messages."""
+    return [f"\x02message {number}\x03" for number in range(count)]
+
+
+def _around(text: str, marks: Sequence[str]) -> list[str]:
+    """Return the text before each mark and after the last one; raises UnsupportedModel if a mark is not there."""
+    around = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found:
+            raise UnsupportedModel("the model's chat template does not print every message as it is")
+        around.append(before)
+    return [*around, text]
 
 
 def _plain_frame(system: str, roles: Sequence[str], *, several_lines: bool) -> Frame:

@@ -16,6 +16,8 @@ from kvweave.server.running import RunningRequest
 
 PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+_ESCAPES: Final = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
+"""Unicode's other line ends, at which many clients cut a stream into lines, as Python's `splitlines` does."""
 
 _T = TypeVar("_T")
 
@@ -39,7 +41,8 @@ class Encoder(ABC):
 def sse(data: Any, event: str | None = None) -> bytes:
     """Return the bytes of one event, with `data` as JSON."""
     name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"{name}data: {text.translate(_ESCAPES)}\n\n".encode()
 
 
 def error_event(error: BaseException, event: str | None = None) -> bytes:

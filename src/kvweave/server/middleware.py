@@ -1,7 +1,7 @@
 """The middleware that every request passes through before it reaches a route, in this order.
 
-It gives the request an id and a line in the log, checks its key, origin and
-host, refuses most requests until the model is loaded, and limits the body.
+It gives the request an id and a line in the log, checks its key, origin and host, refuses most requests until the model is loaded,
+and limits the body. All scopes are HTTP requests: `Running` has neither websockets nor a lifespan.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from contextlib import suppress
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -36,9 +37,6 @@ class RequestLog:
         self._app, self._services = app, services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get(ID_HEADER, "")
         request_id = given if _USABLE.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         REQUEST_ID.set(request_id)
@@ -99,17 +97,16 @@ class Admission:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its tenant in the state, or refuse it."""
-        if scope["type"] == "http":
-            path, headers = scope["path"], Headers(scope=scope)
-            try:
-                self._check_page(scope["method"], headers)
-                if not (path in OPEN or path.startswith(STATIC)):
-                    scope["state"]["tenant"] = self._tenant(path, _key(headers))
-                if not (path in WITHOUT_MODEL or path.startswith(STATIC)):
-                    self._check_ready()
-            except ApiError as error:
-                await error.response()(scope, receive, send)
-                return
+        path, headers = scope["path"], Headers(scope=scope)
+        try:
+            self._check_page(scope["method"], headers)
+            if not (path in OPEN or path.startswith(STATIC)):
+                scope["state"]["tenant"] = self._tenant(path, _key(headers))
+            if not (path in WITHOUT_MODEL or path.startswith(STATIC)):
+                self._check_ready()
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     def _tenant(self, path: str, key: str | None) -> Tenant:
@@ -181,9 +178,6 @@ class BodyLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with a body that enforces the limits."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         upload = scope["method"] == "POST" and _UPLOAD.fullmatch(scope["path"])
         most = self._server.max_upload_bytes if upload else self._server.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
@@ -230,9 +224,7 @@ def _too_large(most: int) -> ApiError:
 
 
 async def _discard(receive: Receive) -> None:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body", False):
                 pass
-    except TimeoutError:
-        pass

@@ -7,8 +7,10 @@ see only its name.
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, Final
 
@@ -17,12 +19,13 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
-from kvweave.cancellation import cancellable, check_cancelled
-from kvweave.errors import InvalidRequest, PathNotFound
+from kvweave.cancellation import check_cancelled
+from kvweave.documents.reader_process import FileReader
+from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
 from kvweave.facts import facts
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
-from kvweave.results import AddReport
+from kvweave.results import AddReport, SkippedFile
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.running import Emit
@@ -31,26 +34,9 @@ from kvweave.server.services import UPLOADS_FOLDER, services, shown, tenant
 router = APIRouter(prefix="/v1/kb")
 
 MOST_FILES = 1000
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["files"],
-                    "properties": {
-                        "files": {
-                            "type": "array",
-                            "minItems": 1,
-                            "items": {"type": "string", "format": "binary"},
-                        }
-                    },
-                }
-            }
-        },
-    }
-}
+_FILES: Final = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
+_FORM: Final = {"schema": {"type": "object", "required": ["files"], "properties": {"files": _FILES}}}
+_BODY: Final = {"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
 _LONGEST_NAME_BYTES: Final = 200
 _COPIED_BYTES: Final = 1 << 20
 _UNUSABLE: Final = re.compile(
@@ -76,32 +62,54 @@ def clean_name(given: str) -> str:
     return name
 
 
-def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit, cancelled: Event) -> dict[str, Any]:
-    """Store files and index them, and return the report; call `emit` with (stage, done, total). Files without usable text are deleted.
+def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit) -> dict[str, Any]:
+    """Store files and index them, and return the report; call `emit` with (stage, done, total).
 
-    Chunk KV is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
+    Files without usable text are not kept. If the knowledge base has an earlier version of such a file, it keeps that version. Chunk KV
+    is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
     """
     folder = upload_folder(base)
     wait = base.config.wait or not base.config.server.idle_work
     paths: list[Path] = []
+    skipped: list[SkippedFile] = []
 
     def progress(stage: str, done: int, total: int) -> None:
         check_cancelled()
         emit((stage, done, total))
 
     try:
-        with cancellable(cancelled.is_set):
+        with FileReader() as reader:
             for number, upload in enumerate(uploads):
                 progress("storing", number, len(uploads))
                 paths.append(folder / _free_name(clean_name(upload.filename or ""), paths))
-                upload.file.seek(0)
-                write_atomically(paths[-1], iter(partial(upload.file.read, _COPIED_BYTES), b""))
-            return _shown_facts(base.add(*paths, progress=progress, wait=wait))
+                if why := _store(upload, paths[-1], reader):
+                    skipped.append(SkippedFile(paths[-1], f"{why}; its earlier version stays"))
+            report = base.add(*paths, progress=progress, wait=wait)
+            return _shown_facts(replace(report, skipped=(*skipped, *report.skipped)))
     finally:
         listed = {document.source for document in base.documents()}
         for path in paths:
             if str(path) not in listed:
                 path.unlink(missing_ok=True)
+
+
+def _store(upload: UploadFile, path: Path, reader: FileReader) -> str:
+    """Store a file. If it would replace a readable file and has no usable text, keep that file and return why."""
+    upload.file.seek(0)
+    parts = iter(partial(upload.file.read, _COPIED_BYTES), b"")
+    if not path.exists():
+        write_atomically(path, parts)
+        return ""
+    with TemporaryDirectory(prefix=".", dir=path.parent) as aside:
+        new = Path(aside) / path.name
+        write_atomically(new, parts)
+        try:
+            if not any(each.text.strip() for each in reader.read(new).documents):
+                return "there is no text in the file"
+        except (DocumentError, MissingExtra) as error:
+            return str(error)
+        new.replace(path)
+    return ""
 
 
 def remove(base: KnowledgeBase, source: str) -> list[str]:
@@ -165,7 +173,7 @@ async def upload(request: Request, name: str) -> Response:
     def work(emit: Emit, cancelled: Event) -> None:
         try:
             with of.bases.using(name) as base:
-                emit(index(base, files, emit, cancelled))
+                emit(index(base, files, emit))
         finally:
             for each in files:
                 each.file.close()

@@ -1,7 +1,8 @@
 """POST /v1/chat/completions."""
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -13,20 +14,24 @@ from kvweave.server.errors import ApiError
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
-    AS_LIST,
-    AS_TEXT,
     NEUTRAL,
-    TEXT_OR_LIST,
     ChoicesFields,
     Effort,
     Fields,
     MessageFields,
     Text,
+    TextOr,
     Tokens,
     only_text,
     thinks,
 )
 from kvweave.server.serving.completions import CompletionRequest, Finished
+
+_TASK: Final = re.compile(r"\s*(?:#+\s*)?Task:")
+"""How a message begins that a chat page sends on its own: Open WebUI asks for titles, tags, queries and follow-up questions so.
+
+It is no question of a user: its answer is not stored, and no questions are predicted from it.
+"""
 
 
 class TextPart(Fields):
@@ -46,9 +51,7 @@ class ChatMessage(MessageFields):
         "tool_calls": ([],),
         "annotations": (ANY,),
     }
-    content: Annotated[
-        Annotated[Text, AS_TEXT] | Annotated[list[TextPart], Field(min_length=1), AS_LIST], TEXT_OR_LIST
-    ]
+    content: TextOr[Text, Annotated[list[TextPart], Field(min_length=1)]]
 
 
 class ChatFields(ChoicesFields):
@@ -77,12 +80,13 @@ class ChatFields(ChoicesFields):
     tools: list[dict[str, Any]] | None = Field(None, max_length=10_000)
 
     def requests(self, defaults: GenerationConfig, cache: AnswerCacheUse) -> list[CompletionRequest]:
+        messages = tuple(each.message for each in self.messages)
         return [
             self.choice(
                 index,
                 defaults,
-                cache,
-                messages=tuple(each.message for each in self.messages),
+                "off" if _TASK.match(messages[-1].text) else cache,
+                messages=messages,
                 max_new_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
                 think=thinks(self.reasoning_effort),

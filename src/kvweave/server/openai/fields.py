@@ -6,7 +6,7 @@ The server refuses a field that asks for something it cannot do. It ignores the 
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -65,19 +65,24 @@ NonEmpty = Annotated[str, StringConstraints(strict=True, min_length=1), AfterVal
 
 Role = Literal["system", "developer", "user", "assistant"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-AS_TEXT, AS_LIST = (Tag(branch) for branch in BRANCHES)
+_AS_TEXT, _AS_LIST = (Tag(branch) for branch in BRANCHES)
 
 
 def _branch(given: Any) -> str | None:
     if isinstance(given, str):
-        return AS_TEXT.tag
-    return AS_LIST.tag if isinstance(given, list) else None
+        return _AS_TEXT.tag
+    return _AS_LIST.tag if isinstance(given, list) else None
 
 
-TEXT_OR_LIST: Final = Discriminator(
-    _branch, custom_error_type="text_or_list", custom_error_message="it must be text or a list"
-)
-"""Validates a field either as text or as a list, so that an error message is about one form only."""
+_T = TypeVar("_T")
+_L = TypeVar("_L")
+TextOr = Annotated[
+    Annotated[_T, _AS_TEXT] | Annotated[_L, _AS_LIST],
+    Discriminator(
+        _branch, custom_error_type="text_or_list", custom_error_message="it must be text or a list"
+    ),
+]
+"""`TextOr[text, list]`: a field that is validated as one of the two, so that an error message is about one form only."""
 
 
 def refuse_token_ids(given: Any, hint: str = "") -> Any:
@@ -218,18 +223,9 @@ def thinks(effort: Effort | None) -> bool | None:
     return None if effort is None else effort not in ("none", "minimal")
 
 
-Stop = (
-    Annotated[
-        Annotated[NonEmpty, AS_TEXT] | Annotated[list[NonEmpty], Field(max_length=4), AS_LIST], TEXT_OR_LIST
-    ]
-    | None
-)
+Stop = TextOr[NonEmpty, Annotated[list[NonEmpty], Field(max_length=4)]] | None
 Prompt = Annotated[
-    Annotated[
-        Annotated[NonEmpty, AS_TEXT]
-        | Annotated[list[NonEmpty], Field(min_length=1, max_length=128), AS_LIST],
-        TEXT_OR_LIST,
-    ],
+    TextOr[NonEmpty, Annotated[list[NonEmpty], Field(min_length=1, max_length=128)]],
     BeforeValidator(refuse_token_ids),
 ]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -14,10 +14,7 @@ from kvweave.server.events import Encoder, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
-    AS_LIST,
-    AS_TEXT,
     NEUTRAL,
-    TEXT_OR_LIST,
     Effort,
     Fields,
     MessageFields,
@@ -25,6 +22,7 @@ from kvweave.server.openai.fields import (
     SampledFields,
     StreamOptions,
     Text,
+    TextOr,
     Tokens,
     only_text,
     thinks,
@@ -52,9 +50,7 @@ class InputMessage(MessageFields):
 
     neutral: ClassVar = {"id": (ANY,), "status": (ANY,), "phase": (ANY,)}
     type: Literal["message"] = "message"
-    content: Annotated[
-        Annotated[Text, AS_TEXT] | Annotated[list[InputText], Field(min_length=1), AS_LIST], TEXT_OR_LIST
-    ]
+    content: TextOr[Text, Annotated[list[InputText], Field(min_length=1)]]
 
 
 class TextFormat(Fields):
@@ -91,11 +87,7 @@ class ResponseFields(SampledFields):
         "tools": ([],),
         "truncation": ("disabled",),
     }
-    input: Annotated[
-        Annotated[NonEmpty, AS_TEXT]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000), AS_LIST],
-        TEXT_OR_LIST,
-    ]
+    input: TextOr[NonEmpty, Annotated[list[InputMessage], Field(min_length=1, max_length=10_000)]]
     instructions: Text | None = None
     max_output_tokens: Tokens | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -228,13 +220,10 @@ class ResponseStream(Encoder):
         self._response = response
         self._number = 0
         self._in_message = False
-        self._begun = False
-        self._text = ""
         self._tokens: list[TokenLogprob] = []
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        if not self._begun:
-            self._begun = True
+        if not self._number:
             for name in ("created", "in_progress"):
                 yield self._send(f"response.{name}", response=self._response.unfinished())
         if isinstance(of.event, Piece):
@@ -257,7 +246,6 @@ class ResponseStream(Encoder):
         yield self._in_part("response.content_part.added", part=self._response.part("", ()))
 
     def _delta(self, piece: Piece) -> Iterator[bytes]:
-        self._text += piece.text
         self._tokens += piece.tokens
         if piece.text or piece.tokens:
             yield self._in_part(
