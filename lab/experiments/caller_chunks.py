@@ -32,6 +32,7 @@ from experiment import (
     model_of,
     rounded,
     run_script,
+    shown_model,
     write_result,
 )
 from kvweave.documents.chunking import Chunker
@@ -89,7 +90,7 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    about = {**environment(command_of(options)), "model": Path(model).name}
+    about = {**environment(command_of(options)), "model": shown_model(options)}
     summary = {
         "all": summarized(rows),
         "by 50 requests": [summarized(rows[first : first + 50]) for first in range(0, len(rows), 50)],

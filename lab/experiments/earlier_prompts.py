@@ -22,6 +22,7 @@ from experiment import (
     model_of,
     rounded,
     run_script,
+    shown_model,
     write_result,
 )
 from kvweave.embedding import TextEncoder
@@ -98,7 +99,7 @@ def main() -> None:
     ]
     for row in rows:
         print(row)
-    about = {**environment(command_of(options)), "model": adapter.fingerprint.name}
+    about = {**environment(command_of(options)), "model": shown_model(options)}
     write_result(rounded({**about, "rows": rows}), options.output)
 
 

@@ -1,6 +1,7 @@
 """Documents that requests come with: their KV is reused anywhere, and prepared for later requests."""
 
 import time
+from threading import Thread
 
 import pytest
 
@@ -144,6 +145,22 @@ def test_a_cancelled_preparation_keeps_what_it_did(serve):
     with pytest.raises(Cancelled):
         tenant.prepare(TEXTS, stop)
     assert 0 < tenant.prepare(TEXTS, lambda tokens, total: None).computed < len(TEXTS)
+
+
+def test_a_server_that_closes_ends_a_preparation(serve):
+    serving = serve()
+    tenant, closing = serving.tenant(None), []
+
+    def close(done, total):
+        if done > 0 and not closing:
+            closing.append(Thread(target=serving.close, args=(0.0,)))
+            closing[0].start()
+            wait_until(lambda: serving.requests.cancelled)
+
+    with pytest.raises(Cancelled, match="closing"):
+        tenant.prepare(TEXTS, close)
+    closing[0].join(30)
+    assert not closing[0].is_alive()
 
 
 def test_waiting_chunks_are_bounded_in_characters(tmp_path, tiny, serve, monkeypatch):

@@ -5,6 +5,8 @@ Without a GPU the kernel runs in Triton's interpreter (see conftest.py).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,7 +17,6 @@ from torch import Tensor
 from kvweave.ops import blocked_attention
 from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import BlockedAttention, SplitAttention
-from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.span_attention import SpanAttention
 from support.definitions import ReferenceAttention, attend_reference
@@ -23,11 +24,14 @@ from support.definitions import ReferenceAttention, attend_reference
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def kernel(rows: Sequence[Tensor]) -> RowAttention:
+def paged() -> ModuleType:
     pytest.importorskip("triton", reason="the extra gpu is not installed")
-    from kvweave.ops.paged_attention import PagedAttention
+    return import_module("kvweave.ops.paged_attention")
 
-    return PagedAttention(rows)
+
+def kernel(rows: Sequence[Tensor]) -> RowAttention:
+    found: RowAttention = paged().PagedAttention(rows)
+    return found
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
@@ -194,24 +198,25 @@ def test_a_whole_prompt_may_have_any_memory_layout(name: str) -> None:
 
 def test_each_position_of_a_request_is_visible_in_one_page() -> None:
     case = three_chunks(0)
-    pages = cut_pages(case.given)
+    pages, hidden = paged().cut_pages(case.given), paged().HIDDEN
     for request in range(2):
         own = slice(int(pages.edges[request]), int(pages.edges[request + 1]))
-        shown = pages.positions[own][pages.positions[own] != HIDDEN]
+        shown = pages.positions[own][pages.positions[own] != hidden]
         last = int(case.rows[request][-1])
         assert shown.sort().values.tolist() == list(range(last + 1))
         for (low, high), positions in zip(pages.bounds[own].tolist(), pages.positions[own], strict=True):
-            visible = positions[positions != HIDDEN]
+            visible = positions[positions != hidden]
             assert (low, high) == (int(visible.min()), int(visible.max()))
 
 
 def test_pages_of_stale_rows_only_are_left_out() -> None:
-    positions = torch.arange(3 * PAGE_ROWS)
-    keys = torch.zeros(1, 1, 3 * PAGE_ROWS, 8)
-    stale = positions[PAGE_ROWS : 2 * PAGE_ROWS]
-    private = KVRows(keys[:, :, :PAGE_ROWS], keys[:, :, :PAGE_ROWS], stale)
-    pages = cut_pages([AttentionInput((KVRows(keys, keys, positions),), private, skip=stale)])
-    assert pages.places.tolist() == [[0, 0], [0, 2 * PAGE_ROWS], [1, 0]]
+    rows = paged().PAGE_ROWS
+    positions = torch.arange(3 * rows)
+    keys = torch.zeros(1, 1, 3 * rows, 8)
+    stale = positions[rows : 2 * rows]
+    private = KVRows(keys[:, :, :rows], keys[:, :, :rows], stale)
+    pages = paged().cut_pages([AttentionInput((KVRows(keys, keys, positions),), private, skip=stale)])
+    assert pages.places.tolist() == [[0, 0], [0, 2 * rows], [1, 0]]
 
 
 @pytest.fixture

@@ -264,7 +264,8 @@ class Tenant:
 
         Raises:
             InvalidRequest: the chunks take more room than the store has, or the recipe prepares nothing.
-            UnknownRecipe; UnsupportedModel for a model that reuses only exact prefixes; and whatever `progress` does.
+            UnknownRecipe; UnsupportedModel for a model that reuses only exact prefixes.
+            Cancelled: the server is closing. What was prepared stays. Also whatever `progress` raises.
         """
         with self._requests.one():
             fused(self._resident.model, "preparing chunks")
@@ -283,7 +284,13 @@ class Tenant:
                     f"recipe {chosen.name} prepares nothing; choose one that reuses chunks, such as weave or reuse"
                 )
             documents = RequestDocuments(tuple(texts), options.system, options.generation.think, chosen)
-            return chunks.prepare(documents, progress)
+
+            def report(done: int, total: int) -> None:
+                if self._requests.cancelled:
+                    raise Cancelled("the server is closing")
+                progress(done, total)
+
+            return chunks.prepare(documents, report)
 
     @once
     def store(self) -> ChunkStore:
