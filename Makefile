@@ -56,7 +56,7 @@ coverage: $(READY)
 
 # In an environment of its own, for the lowest Python. Tools are those of constraints.txt: they are not what is tested.
 LOWEST       := .venv-lowest
-LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis 'moto[s3]' flask flask-cors fpdf2 python-docx
+LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis 'moto[s3]' flask flask-cors fpdf2 python-docx openpyxl
 LOWEST_TESTS := $(addprefix tests/,models recipes kvstore decode ops embedding index documents knowledge_base)
 
 lowest: $(LOWEST)/.installed

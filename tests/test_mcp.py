@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import sys
+import threading
+import time
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from subprocess import DEVNULL
@@ -17,7 +19,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 
 import kvweave
+from kvweave.cancellation import check_cancelled
+from kvweave.config import read_config
+from kvweave.results import Answer, Plan, Source, Timing
 from kvweave.samples import DOCUMENTS
+from kvweave.server.mcp.sources import HomeSource
+from kvweave.server.mcp.tools import mcp_server
 from kvweave.server.mcp.transports import is_loopback
 from support.processes import Program
 from support.scripted_server import DONE, event, reply, serving, settings, stream
@@ -218,6 +225,64 @@ main()
     assert "a library prints" in errors
     assert "and one that is written in C" in errors
     assert "Traceback" not in errors
+
+
+class ScriptedBase:
+    """A knowledge base whose answer to "long" takes a minute, unless the question is given up."""
+
+    def __init__(self, text="walnut"):
+        self.text, self.began, self.gone = text, threading.Event(), threading.Event()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def ask(self, question, top_k=None):
+        if question == "long":
+            self.began.set()
+            try:
+                for _ in range(600):
+                    check_cancelled()
+                    time.sleep(0.1)
+            finally:
+                self.gone.set()
+        source = Source("/d/a.txt", 0, len(self.text), self.text, 1.0)
+        return Answer(self.text, (source,), Plan("prefix", 0.0, ()), Timing())
+
+
+def with_base(home, base, work):
+    """Run `work` with a client of a server in this process that opens `base`."""
+    with HomeSource(read_config(home, {}, use_server=False), lambda name: base) as source:
+        return run(mcp_server(source, "default"), work)
+
+
+def test_a_cancelled_call_ends_its_work_and_frees_the_model(tmp_path):
+    base = ScriptedBase()
+
+    async def work(client):
+        calls = [asyncio.create_task(result(client, "answer", question="long")) for _ in range(2)]
+        await asyncio.to_thread(base.began.wait, 10)
+        for call in reversed(calls):  # the one that waits for the other first
+            call.cancel()
+        assert (await result(client, "answer", question="short"))["answer"] == "walnut"
+        assert base.gone.is_set()
+
+    began = time.monotonic()
+    with_base(tmp_path, base, work)
+    assert time.monotonic() - began < 30
+
+
+def test_a_message_is_whole_for_clients_that_cut_lines_as_python_does(tmp_path):
+    async def work(client):
+        return await client.call_tool("answer", {"question": "short"})
+
+    found = with_base(tmp_path, ScriptedBase("a\u2028b\u2029c\x85d"), work)
+    assert len(found.model_dump_json().splitlines()) == 1
+    assert (
+        found.structured_content["answer"] == found.structured_content["sources"][0]["text"] == "a\nb\nc\nd"
+    )
 
 
 def test_a_running_server_of_the_home_is_used(home, environment):

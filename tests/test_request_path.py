@@ -179,7 +179,7 @@ def carriers(tmp_path_factory):
 @pytest.mark.parametrize(
     ("recipe", "functions", "files"),
     # A recipe that selects runs the model first for its scores.
-    [("reuse", 6, 5), ("weave", 8, 5), ("default", 8, 5)],
+    [("reuse", 6, 4), ("weave", 8, 5), ("default", 8, 5)],
 )
 def test_few_functions_in_few_files_are_between_a_question_and_the_model(traces, recipe, functions, files):
     stack = traces[recipe].stack

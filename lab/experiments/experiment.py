@@ -54,6 +54,11 @@ def model_of(args: argparse.Namespace) -> str:
     return str(folder)
 
 
+def shown_model(args: argparse.Namespace) -> str:
+    """Return the name of the model for people: of the real one its own, of a file or folder the last part."""
+    return "Gemma 3 270M" if args.model == "real" else Path(args.model).stem
+
+
 def run_script(main: Callable[[], None]) -> None:
     """Run a script; an error of kvweave or the operating system becomes one line."""
     try:

@@ -111,7 +111,7 @@ def _entry(adapter: Adapter, number: int, tokens: int) -> tuple[tuple[int, ...],
     """Return a chunk's token ids, and its random KV in the stored format."""
     chunk = random_chunk(adapter, number, tokens)
     key = EntryKey("bench", adapter.fingerprint.digest, digest_tokens(chunk.token_ids), PROVENANCE)
-    return chunk.token_ids, b"".join(encode_entry(key, "random", chunk, []).parts)
+    return chunk.token_ids, b"".join(encode_entry(key, "random", chunk, []))
 
 
 def deliver(chunks: Sequence[StreamingEntry], link: Link, by_layer: bool) -> None:

@@ -13,7 +13,7 @@ import transformers
 
 from experiment import argument_parser, run_script, write_result
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.testing import FAMILIES, REFUSED, tiny_adapter, tiny_model
+from kvweave.testing import FAMILIES, tiny_adapter, tiny_model
 from kvweave.types import ChunkKV
 
 N, STORED = 100, 70
@@ -59,7 +59,6 @@ def main() -> None:
         "command": "lab/experiments/parity.py",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "families": [measure(family) for family in FAMILIES],
-        "refused": {name: reason for name, (_, _, reason) in REFUSED.items()},
     }
     write_result(result, args.output)
 

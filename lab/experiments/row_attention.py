@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
 from kvweave.models.loading import parse_device, parse_dtype
 from kvweave.models.shapes import shape_config
-from kvweave.ops.attention import AttentionInput, KVRows, RowAttention
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import BlockedAttention, SplitAttention, additive_mask, can_split
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
@@ -92,8 +92,9 @@ class Layer:
                     query, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not on_gpu
                 )
 
+        settings = AttentionSettings(self._scaling)
         own = {
-            type(one).__name__: lambda one=one: one.attend(query, inputs, scaling=self._scaling)
+            type(one).__name__: lambda one=one: one.attend(query, inputs, settings)
             for one in implementations(rows, query.dtype)
         }
         return {ALL: all_rows, MASK: masked, **own}

@@ -22,8 +22,7 @@ from typing import TypeAlias
 import torch
 
 from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
-from kvweave.kvstore.assembly import open_remote_tier
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.chunk_store import ChunkStore, open_remote_tier
 from kvweave.kvstore.format import ParsedEntry, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
 from kvweave.kvstore.tiers.memory import HostTier
@@ -54,7 +53,7 @@ def entries(chunks: int, chunk_tokens: int, storage: Storage) -> dict[str, bytes
         key = EntryKey(
             NAMESPACE, MODEL.digest, digest_tokens(chunk.token_ids), quantised(PROVENANCE, storage)
         )
-        blobs[key.digest] = b"".join(encode_entry(key, "random", chunk, []).parts)
+        blobs[key.digest] = b"".join(encode_entry(key, "random", chunk, []))
     return blobs
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 import textwrap
 from collections.abc import Callable
 from typing import Any, Unpack, get_origin
@@ -13,6 +12,8 @@ import kvweave
 from kvweave import errors
 from kvweave.answering.settings import Settings
 
+CAUGHT = ("EntriesInUse", "DamagedEntry", "TierUnavailable")
+"""Errors that no caller sees."""
 NAMES = {
     "A knowledge base": ("open", "KnowledgeBase", "Answer", "Plan", "Timing"),
     "Your own retriever": (
@@ -49,9 +50,6 @@ EXPLAINED: dict[str, tuple[str, ...]] = {
 ABBREVIATED = {"ask": "ask(question, ...)"}
 """Calls shown without their parameters, because their text refers to another method with the same ones."""
 
-UNLISTED = ("has_recorded_model",)
-"""Public for the server alone."""
-
 
 def python_api(generated: str) -> list[str]:
     lines = [
@@ -84,14 +82,13 @@ def _described(name: str, documented: Any) -> list[str]:
     return [*called, said, *(["", *listed] if listed else [])]
 
 
-def _error_list() -> list[str]:
-    """Return the tree of errors as a nested list, without those that kvweave catches itself."""
-    branches = re.findall(r"^( *[│├└─ ]+)(\w+) *(.*)$", inspect.getdoc(errors) or "", re.M)
-    return [
-        f"{'  ' * (len(indent) // 4 - 1)}- `{name}`{f': {said}' if said else ''}"
-        for indent, name, said in branches
-        if "caught inside" not in said
-    ]
+def _error_list(error: type[Exception] = errors.KvweaveError, indent: str = "") -> list[str]:
+    """Return the classes below an error as a nested list, without those that kvweave catches itself."""
+    lines = []
+    for each in error.__subclasses__():
+        if each.__module__ == errors.__name__ and each.__name__ not in CAUGHT:
+            lines += [f"{indent}- `{each.__name__}`: {prose(each)[0]}", *_error_list(each, f"{indent}  ")]
+    return lines
 
 
 def _explained(name: str, documented: Any, indent: str = "") -> list[str]:
@@ -103,8 +100,7 @@ def _members(name: str, documented: Any) -> list[str]:
     """Return a list of the properties, then of the methods with their parameters."""
     public = _public(documented)
     lines = []
-    shown = [each for each in MEMBERS[name] or public if each not in UNLISTED]
-    for member in sorted(shown, key=lambda each: inspect.isfunction(public[each])):
+    for member in sorted(MEMBERS[name] or public, key=lambda each: inspect.isfunction(public[each])):
         called = ABBREVIATED.get(member) or _call(member, public[member])
         lines.append(f"- `{called}`: {prose(public[member])[0]}")
         lines += _explained(f"{name}.{member}", public[member], indent="  ")

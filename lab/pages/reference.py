@@ -13,7 +13,7 @@ from methods_page import headings
 from python_page import python_api
 
 from kvweave.cli.app import GROUP, OWN, app
-from kvweave.config import Config, environment_variable, setting_names
+from kvweave.config import Config, all_settings, environment_variable
 from kvweave.models.families import PREFIX_ONLY, REFUSED, Limitation
 from kvweave.plugins import plugins
 from kvweave.recipes.methods import METHODS, preparation_name, recipe_named
@@ -72,7 +72,7 @@ def _options(command: Any) -> list[Any]:
 
 
 def _is_setting(option: Any) -> bool:
-    return option.envvar in map(environment_variable, setting_names())
+    return option.envvar in map(environment_variable, all_settings())
 
 
 def _command(path: str, command: Any) -> str:

@@ -9,7 +9,9 @@ FAST, FIRST_TOKEN, MEMORY = "serve_bfloat16.json", "serve_first_token.json", "se
 """Also written by `kvweave bench serve`: the load in bfloat16, and one part alone each."""
 OWN_RATES, SLOW_DISK = "serve_own_rates.json", "serve_slow_disk.json"
 """Also: each system at rates that it can serve, and KV on a simulated slow disk."""
-FILES = (SERVE, FAST, OWN_RATES, SLOW_DISK, FIRST_TOKEN, MEMORY, SOAK, TIMING)
+CALLERS, EARLIER = "caller_chunks.json", ("earlier_prompts_qwen.json", "earlier_prompts_gemma.json")
+"""Documents that callers bring: what is reused, and how good the KV is that earlier prompts left."""
+FILES = (SERVE, FAST, OWN_RATES, SLOW_DISK, FIRST_TOKEN, MEMORY, SOAK, TIMING, CALLERS, *EARLIER)
 
 OUTCOME_COLUMNS = ("requests/s", "system", "answered", "refused", "failed", "served/s", "tokens/s")
 LLAMA = "llama-server"
@@ -32,6 +34,8 @@ def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
         "shared-memory": shared_memory(results[MEMORY] or {}),
         "soak": soak(results[SOAK]),
         "tenants": tenants(results[TIMING]),
+        "callers": callers(results[CALLERS]),
+        "earlier": earlier([found for name in EARLIER if (found := results[name])]),
     }
 
 
@@ -208,6 +212,75 @@ def tenants(result: Result) -> str:
     )
     return "\n".join(
         [*lines, "", f"{result['model']}, texts of {result['tokens']:,} tokens. {_source(result)}"]
+    )
+
+
+@if_measured
+def callers(result: Result) -> str:
+    """Return a table of what the server reused of callers' documents, in the order of the requests."""
+    groups = {
+        f"{50 * number + 1}–{50 * number + each['requests']}": each
+        for number, each in enumerate(result["by 50 requests"])
+    }
+    seen = result["requests whose documents were all seen twice before"]
+    groups |= {"all": result["all"], "all documents seen twice before": seen}
+    rows = [
+        [
+            name,
+            f"{each['requests']}",
+            *(
+                f"{each['weave'].get(origin, 0):.0%}"
+                for origin in ("found", "exact", "prepared", "left", "recomputed")
+            ),
+            f"{each['prefix']['found']:.0%}",
+            f"{each['weave']['ttft_s']:.2f} s, {each['prefix']['ttft_s']:.2f} s",
+            between(each["ttft_ratio"], *each["ttft_ratio_quartiles"], digits=2),
+            f"{each['same_first_token']:.0%}",
+        ]
+        for name, each in groups.items()
+        if each["requests"]
+    ]
+    of_weave = ("found", "exact", "prepared", "left", "recomputed")
+    names = [
+        "requests",
+        "n",
+        *of_weave,
+        "`prefix` finds",
+        "TTFT: weave, prefix",
+        "ratio (quartiles)",
+        "same first token",
+    ]
+    return "\n".join([*table(names, rows), "", f"{result['model']}. {_source(result)}"])
+
+
+def earlier(found: Sequence[Result]) -> str:
+    """Return a table of how far answers are from full attention's, by the KV of the chunks."""
+    if not found:
+        return NOT_MEASURED
+    rows = [
+        [
+            result["model"],
+            each["kv"],
+            f"{each['ratio']:g}",
+            f"{each['prompts']}",
+            f"{each['kl']:.3f}",
+            f"{each['same_first']:.0%}",
+            f"{each['nll'] - each['nll_full']:+.3f}",
+        ]
+        for result in found
+        for each in result["rows"]
+    ]
+    names = [
+        "model",
+        "KV of the chunks",
+        "recomputed",
+        "prompts",
+        "KL",
+        "same first token",
+        "NLL above full attention",
+    ]
+    return "\n".join(
+        [*table(names, rows), "", *(f"{result['model']}: {_source(result)}" for result in found)]
     )
 
 

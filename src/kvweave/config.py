@@ -6,19 +6,21 @@ docstrings.
 """
 
 import dataclasses
+import inspect
 import os
+import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from kvweave.errors import InvalidRequest
 from kvweave.home import default_home as default_home
 from kvweave.home import without_tilde
-from kvweave.server_config import ServerConfig, server_bounds
+from kvweave.types import STORAGES
 
 DEFAULT_CHUNK_TOKENS = 512
 DEFAULT_NEW_TOKENS = 256
@@ -29,6 +31,7 @@ DEFAULT_IDLE_SECONDS_PER_DAY = 3600.0
 Predicting 60 questions about 10 documents and answering them took one thread 185 s with a model of 270 million parameters. The
 budget is enough for a model twenty times as slow.
 """
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 EMBEDDING_MODELS = {"multilingual": "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"}
 """Short names of embedding models."""
 
@@ -224,6 +227,50 @@ class DecodingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The server, `kvweave serve`.
+
+    Attributes:
+        host: Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs a key.
+        port: Port to listen on; 0 takes a free one.
+        api_key: Keys that requests must carry as `Authorization: Bearer KEY`, separated by commas. Default: none.
+        tenants: TOML file with a table `[tenants]` of `name = "KEY"` or `name = "sha256:HEX"` lines. Each key has knowledge bases of
+            its own, under `tenants/name`.
+        cors_origins: Origins of web pages that may use the server, separated by commas; * allows any.
+        max_running: Most requests computed at once.
+        max_queue: Most requests that wait; one more is refused with status 429.
+        max_body_bytes: Largest body of a request that is no upload.
+        max_upload_bytes: Largest body of an upload.
+        max_connections: Most open connections; a new one then replaces the longest idle.
+        client_timeout_s: Longest wait for a client that sends or reads too slowly.
+        ping_s: Seconds of silence in a stream before a comment line shows that the connection lives.
+        grace_s: Seconds that running requests have to finish after SIGTERM.
+        async_kv: Load stored KV of a request while others are computed.
+        share_kv: Keep one copy in memory of stored KV that several running requests use.
+        idle_work: Do background work while no request runs.
+        vllm_metrics: Also export metrics under vLLM's names.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    api_key: str | None = None
+    tenants: str | None = None
+    cors_origins: str | None = None
+    max_running: int = 16
+    max_queue: int = 64
+    max_body_bytes: int = 8_000_000
+    max_upload_bytes: int = 600_000_000
+    max_connections: int = 1000
+    client_timeout_s: float = 20.0
+    ping_s: float = 5.0
+    grace_s: float = 30.0
+    async_kv: bool = True
+    share_kv: bool = True
+    idle_work: bool = True
+    vllm_metrics: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of a knowledge base.
 
@@ -267,24 +314,22 @@ def read_config(
     Raises:
         InvalidRequest: an unknown name, a wrong type or an impossible value; the message names the setting.
     """
-    home = without_tilde(home or default_home(environment)).absolute()
+    home, known = without_tilde(home or default_home(environment)).absolute(), all_settings()
     values = {
         **_read_toml(home / "config.toml"),
         **_read_environment(environment),
         **{name: value for name, value in given.items() if value is not None},
     }
-    plain = _take(values, Config, _PLAIN)
-    components = {
-        name: component(**_take(values, component, _field_names(component)))
-        for name, component in _COMPONENTS.items()
-    }
-    if values:
-        raise InvalidRequest(
-            f"unknown setting {sorted(values)[0]!r}; known are {', '.join(sorted(setting_names()))}"
-        )
-    config = Config(home=home, **plain, **components)
-    _check(config)
-    return config
+    if unknown := sorted(values.keys() - known.keys()):
+        raise InvalidRequest(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    parts: dict[str, dict[str, Any]] = {"": {}, **{part: {} for part in _COMPONENTS}}
+    for name, value in values.items():
+        known[name].check_type(value)
+        parts[known[name].part][name] = value
+    components = {part: component(**parts[part]) for part, component in _COMPONENTS.items()}
+    for component in components.values():
+        check_bounds(component)
+    return Config(home=home, **parts[""], **components)
 
 
 _COMPONENTS: dict[str, Any] = {
@@ -292,21 +337,67 @@ _COMPONENTS: dict[str, Any] = {
     for each in dataclasses.fields(Config)
     if each.default_factory is not dataclasses.MISSING
 }
-_PLAIN = [each.name for each in dataclasses.fields(Config) if each.name not in ("home", *_COMPONENTS)]
 
 
-def _field_names(component: Any) -> list[str]:
-    return [each.name for each in dataclasses.fields(component)]
+class Setting(NamedTuple):
+    """The name, default and type hint of a setting, and the field of Config that holds its component, "" for Config itself."""
+
+    name: str
+    default: Any
+    hint: Any
+    part: str
+
+    @property
+    def kind(self) -> type:
+        """The type of a value that is not None: bool, int, float or str."""
+        return next(
+            kind for kind in (bool, int, float, str) if kind in (self.hint, *typing.get_args(self.hint))
+        )
+
+    @property
+    def help(self) -> str:
+        """The help text, on one line."""
+        return meanings(_COMPONENTS.get(self.part, Config))[self.name]
+
+    def value(self, config: Config) -> Any:
+        return getattr(getattr(config, self.part) if self.part else config, self.name)
+
+    def check_type(self, value: object) -> None:
+        """Raise InvalidRequest for a value of a wrong type; int passes as float."""
+        accepted = self.hint | int if self.kind is float else self.hint
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
+            expected = str(self.hint).removeprefix("<class '").removesuffix("'>")
+            raise InvalidRequest(f"setting {self.name} is {value!r}; it must be {expected}")
 
 
-def setting_names() -> set[str]:
-    """Return the names of all settings, as `read_config` takes them."""
-    return {*_PLAIN, *(name for component in _COMPONENTS.values() for name in _field_names(component))}
+@cache
+def all_settings() -> Mapping[str, Setting]:
+    """Return all settings by name, those of Config itself first."""
+    found = {}
+    for part, component in {"": Config, **_COMPONENTS}.items():
+        hints = typing.get_type_hints(component)
+        for each in dataclasses.fields(component):
+            if part or each.name not in ("home", *_COMPONENTS):
+                found[each.name] = Setting(each.name, each.default, hints[each.name], part)
+    return found
+
+
+@cache
+def meanings(component: Any) -> Mapping[str, str]:
+    """Return the texts under "Attributes:" in a dataclass's docstring by field, each on one line."""
+    _, _, text = (inspect.getdoc(component) or "").partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.split("\n\n")[0], re.M)
+    return {name: " ".join(meaning.split()) for name, meaning in found}
 
 
 def environment_variable(name: str) -> str:
     """Return the environment variable of a setting."""
     return f"KVWEAVE_{name.upper()}"
+
+
+def split(text: str | None) -> tuple[str, ...]:
+    """Return the parts of a comma-separated setting."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -321,130 +412,69 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of KVWEAVE_* variables with parsed numbers and switches. An empty variable counts as not set."""
     found: dict[str, Any] = {}
-    for component in (Config, *_COMPONENTS.values()):
-        for name, hint in typing.get_type_hints(component).items():
-            text = environment.get(environment_variable(name))
-            kind = next((k for k in (bool, int, float, str) if k is hint or k in typing.get_args(hint)), None)
-            if not text or kind is None:
-                continue
-            try:
-                found[name] = _SWITCHED[text.lower()] if kind is bool else kind(text)
-            except (ValueError, KeyError):
-                expected = "true or false" if kind is bool else "a number"
-                raise InvalidRequest(
-                    f"{environment_variable(name)} is {text!r}; it must be {expected}"
-                ) from None
+    for name, setting in all_settings().items():
+        if not (text := environment.get(environment_variable(name))):
+            continue
+        try:
+            found[name] = _SWITCHED[text.lower()] if setting.kind is bool else setting.kind(text)
+        except (ValueError, KeyError):
+            expected = "true or false" if setting.kind is bool else "a number"
+            raise InvalidRequest(f"{environment_variable(name)} is {text!r}; it must be {expected}") from None
     return found
 
 
 _SWITCHED = dict(zip("1 true yes on 0 false no off".split(), [True] * 4 + [False] * 4, strict=True))
 
-
-def _take(values: dict[str, Any], component: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Remove the named values from `values` and return them. Raise InvalidRequest for a value of a wrong type; int passes as float."""
-    hints = typing.get_type_hints(component)
-    taken = {name: values.pop(name) for name in names if name in values}
-    for name, value in taken.items():
-        hint = hints[name]
-        accepted = hint | int if float in (hint, *typing.get_args(hint)) else hint
-        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-            expected = str(hint).removeprefix("<class '").removesuffix("'>")
-            raise InvalidRequest(f"setting {name} is {value!r}; it must be {expected}")
-    return taken
-
-
-Bound: TypeAlias = tuple[bool, str]
-"""Whether a setting's value is valid, and the error message if it is not."""
-
-_MOST = 2**31  # tokens, chunks and seeds beyond this are typing errors, and overflow elsewhere
-
-
-def _check(config: Config) -> None:
-    bounds = (
-        _prompt_bounds(config.chunking, config.retrieval),
-        generation_bounds(config.generation),
-        _answer_bounds(config.answers, config.prediction),
-        _calibration_bounds(config.calibration),
-        _idle_bounds(config.idle),
-        _kv_bounds(config.store, config.decoding),
-        server_bounds(config.server),
-    )
-    for holds, message in chain.from_iterable(bounds):
-        if not holds:
-            raise InvalidRequest(message)
-
-
-def _prompt_bounds(chunking: ChunkingConfig, retrieval: RetrievalConfig) -> Iterator[Bound]:
-    chunk_tokens, overlap, top_k = chunking.chunk_tokens, chunking.overlap_tokens, retrieval.top_k
-    yield (
-        chunk_tokens is None or 8 <= chunk_tokens < _MOST,
-        f"chunk_tokens is {chunk_tokens}; at least 8 are needed",
-    )
-    yield overlap is None or 0 <= overlap < _MOST, f"overlap_tokens is {overlap}; it cannot be negative"
-    yield 1 <= top_k < _MOST, f"top_k is {top_k}; at least one chunk is needed"
-
-
-def generation_bounds(generation: GenerationConfig) -> Iterator[Bound]:
-    """Yield whether each value is valid, and the error message if it is not."""
-    new_tokens, lookup_tokens = generation.max_new_tokens, generation.prompt_lookup_tokens
-    temperature, top_p, seed = generation.temperature, generation.top_p, generation.seed
-    yield (
-        new_tokens is None or 1 <= new_tokens < _MOST,
-        f"max_new_tokens is {new_tokens}; at least 1 is needed",
-    )
-    yield (
-        temperature == 0 or 1e-3 <= temperature < 1e3,
-        f"temperature is {temperature}; use 0 (greedy) or a value from 0.001 to 1000",
-    )
-    yield 0 < top_p <= 1, f"top_p is {top_p}; it must be in (0, 1]"
-    yield (
-        lookup_tokens >= 0,
-        f"prompt_lookup_tokens is {lookup_tokens}; it cannot be negative (0: none are looked up)",
-    )
-    yield seed is None or 0 <= seed < 2**63, f"seed is {seed}; it must be between 0 and 2^63"
+Bound = tuple[Callable[[Any], bool], str]
+_MOST: Final = 2**31
+"""Tokens, chunks and seconds beyond this are typing errors, and overflow elsewhere."""
+_BOUNDS: Final[Mapping[str, Bound]] = {
+    "storage": (("auto", *STORAGES).__contains__, f"choose one of auto, {', '.join(STORAGES)}"),
+    "chunk_tokens": (lambda value: 8 <= value < _MOST, "at least 8 are needed"),
+    "overlap_tokens": (lambda value: 0 <= value < _MOST, "it cannot be negative"),
+    "top_k": (lambda value: 1 <= value < _MOST, "at least one chunk is needed"),
+    **dict.fromkeys(
+        ("answer_threshold", "decode_cutoff", "calibrate_first_tokens", "calibrate_answers"),
+        (lambda value: 0 <= value <= 1, "it must be between 0 and 1"),
+    ),
+    "answer_limit_bytes": (lambda value: 0 <= value < 2**63, "it cannot be negative (0: keep no answers)"),
+    "prediction_stride": (lambda value: 1 <= value <= 5, "it must be between 1 and 5"),
+    **dict.fromkeys(
+        (each.name for each in dataclasses.fields(IdleConfig)),
+        (lambda value: value >= 0, "it cannot be negative"),
+    ),
+    "idle_power": (("mains", "any").__contains__, "choose mains (work ahead on mains power only) or any"),
+    "max_new_tokens": (lambda value: 1 <= value < _MOST, "at least 1 is needed"),
+    "temperature": (
+        lambda value: value == 0 or 1e-3 <= value < 1e3,
+        "use 0 (greedy) or a value from 0.001 to 1000",
+    ),
+    "top_p": (lambda value: 0 < value <= 1, "it must be in (0, 1]"),
+    "seed": (lambda value: 0 <= value < 2**63, "it must be between 0 and 2^63"),
+    "prompt_lookup_tokens": (lambda value: value >= 0, "it cannot be negative (0: none are looked up)"),
+    "kv_budget": (
+        lambda value: 0 < value <= 1 or (1 < value < _MOST and value == int(value)),
+        "it is a share in (0, 1] or a whole number of entries",
+    ),
+    "resident_bytes": (lambda value: 0 < value < 2**63, "it must be above 0"),
+    "port": (lambda value: 0 <= value < 2**16, "it must be between 0 (a free one) and 65535"),
+    "max_queue": (lambda value: value >= 0, "it cannot be negative (0: none waits)"),
+    **dict.fromkeys(
+        ("max_running", "max_body_bytes", "max_upload_bytes", "max_connections"),
+        (lambda value: value >= 1, "at least 1 is needed"),
+    ),
+    **dict.fromkeys(("client_timeout_s", "ping_s"), (lambda value: 0 < value < _MOST, "it must be above 0")),
+    "grace_s": (lambda value: 0 <= value < _MOST, "it cannot be negative"),
+}
+"""Which values of a setting are possible, and the rest of the message about one that is not. None is always possible."""
 
 
-def _answer_bounds(answers: AnswersConfig, prediction: PredictionConfig) -> Iterator[Bound]:
-    threshold, limit_bytes = answers.answer_threshold, answers.answer_limit_bytes
-    stride, cutoff = prediction.prediction_stride, prediction.decode_cutoff
-    yield 0 <= threshold <= 1, f"answer_threshold is {threshold}; it must be between 0 and 1"
-    yield (
-        0 <= limit_bytes < 2**63,
-        f"answer_limit_bytes is {limit_bytes}; it cannot be negative (0: keep no answers)",
-    )
-    yield 1 <= stride <= 5, f"prediction_stride is {stride}; it must be between 1 and 5"
-    yield 0 <= cutoff <= 1, f"decode_cutoff is {cutoff}; it must be between 0 and 1"
-
-
-def _calibration_bounds(calibration: CalibrationConfig) -> Iterator[Bound]:
-    for name in ("calibrate_first_tokens", "calibrate_answers"):
-        value = getattr(calibration, name)
-        yield 0 <= value <= 1, f"{name} is {value}; it must be between 0 and 1"
-
-
-def _idle_bounds(idle: IdleConfig) -> Iterator[Bound]:
-    yield (
-        idle.idle_power in ("mains", "any"),
-        f"idle_power is {idle.idle_power!r}; choose mains (work ahead on mains power only) or any",
-    )
-    for name in (
-        *("idle_quiet_s", "idle_seconds_per_day", "idle_flops_per_day"),
-        *("idle_load", "idle_memory_pressure", "idle_temperature"),
-    ):
-        value = getattr(idle, name)
-        yield value is None or value >= 0, f"{name} is {value}; it cannot be negative"
-
-
-def _kv_bounds(store: StoreConfig, decoding: DecodingConfig) -> Iterator[Bound]:
-    from kvweave.types import STORAGES  # imports torch, which `kvweave --help` does without
-
-    budget, resident = decoding.kv_budget, decoding.resident_bytes
-    yield (
-        store.storage in ("auto", *STORAGES),
-        f"storage is {store.storage!r}; choose one of auto, {', '.join(STORAGES)}",
-    )
-    yield (
-        budget is None or 0 < budget <= 1 or (budget < _MOST and budget == int(budget)),
-        f"kv_budget is {budget}; it is a share in (0, 1] or a whole number of entries",
-    )
-    yield resident is None or 0 < resident < 2**63, f"resident_bytes is {resident}; it must be above 0"
+def check_bounds(component: Any) -> None:
+    """Raise InvalidRequest, naming the setting, if a component has an impossible value."""
+    for each in dataclasses.fields(component):
+        value = getattr(component, each.name)
+        if value is None or each.name not in _BOUNDS:
+            continue
+        is_possible, message = _BOUNDS[each.name]
+        if not is_possible(value):
+            raise InvalidRequest(f"{each.name} is {value!r}; {message}")

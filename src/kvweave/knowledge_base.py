@@ -103,11 +103,6 @@ class KnowledgeBase:
         return self.components.model
 
     @property
-    def has_recorded_model(self) -> bool:
-        """Whether the settings name the model that the knowledge base was made with, if any was; loads none."""
-        return self.components.loads_recorded_model
-
-    @property
     def adapter(self) -> "Adapter":
         """The model; raises as `model`, and UnsupportedModel if stored KV cannot be placed in it."""
         return self.components.adapter

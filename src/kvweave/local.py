@@ -6,7 +6,7 @@ same models and settings share the loaded models. Code that runs models is impor
 
 import atexit
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -14,7 +14,7 @@ from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
 from kvweave.errors import InvalidRequest
 from kvweave.facts import facts
 from kvweave.options import AskKeywords
-from kvweave.results import Piece, Source
+from kvweave.results import Piece, PreparedChunks, Source
 from kvweave.state.recorded_models import with_recorded_models
 from kvweave.types import Message
 
@@ -92,6 +92,18 @@ class LocalEngine:
         for event in self._tenant.complete(request, cancelled):
             if isinstance(event, Piece | Finished):
                 yield event
+
+    def prepare(
+        self,
+        texts: Sequence[str],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        system: str | None = None,
+        recipe: str | None = None,
+        prepare: str | None = None,
+    ) -> PreparedChunks:
+        """Prepare chunks, so that calls with them as documents reuse them in any order; see `Tenant.prepare`."""
+        return self._tenant.prepare(texts, progress, system=system, recipe=recipe, prepare=prepare)
 
     def passages(self, kb: str, question: str, top_k: int | None = None) -> tuple[Source, ...]:
         """Return the passages of a knowledge base for a question, best first. Loads no language model.

@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain
 from typing import Final, TypedDict
 
 from kvweave.config import (
     DEFAULT_NEW_TOKENS,
     DEFAULT_THINKING_TOKENS,
     GenerationConfig,
-    generation_bounds,
+    check_bounds,
 )
 from kvweave.errors import InvalidRequest
 from kvweave.results import AnswerCacheUse
@@ -34,18 +33,14 @@ class Sampling(GenerationConfig):
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise InvalidRequest, naming the value, if a request cannot be decoded so."""
+    check_bounds(sampling)
     count, stops = sampling.logprobs, sampling.stop
-    bounds = (
-        (
-            count is None or 0 <= count <= MAX_LOGPROBS,
-            f"logprobs is {count}; it must be between 0 and {MAX_LOGPROBS}",
-        ),
-        (len(stops) <= MAX_STOPS, f"{len(stops)} stop texts are given; at most {MAX_STOPS} are possible"),
-        (all(stops), "a stop text is empty; leave it out"),
-    )
-    for holds, message in chain(generation_bounds(sampling), bounds):
-        if not holds:
-            raise InvalidRequest(message)
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs is {count}; it must be between 0 and {MAX_LOGPROBS}")
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"{len(stops)} stop texts are given; at most {MAX_STOPS} are possible")
+    if not all(stops):
+        raise InvalidRequest("a stop text is empty; leave it out")
 
 
 class AskKeywords(TypedDict, total=False):
@@ -68,18 +63,13 @@ class AskOptions:
     The answer cache keeps an answer with the options it was computed under. Read back, they hold what `cache_key` names, and
     the default of everything else.
 
-    Attributes:
+    Attributes (the others are described at `KnowledgeBase.stream`):
         recipe: full name of the recipe.
-        top_k: the chunks to retrieve; a small knowledge base has fewer.
-        ratio: the share of stale context tokens to recompute; None for the recipe's own.
-        coverage: instead of a ratio, the share of all scores that the recomputed tokens hold.
-        drop_chunks: whether the lowest-ranked chunks may be left out when the prompt is too long.
-        generation: how the answer is decoded.
+        ratio: None for the recipe's own.
         auxiliary: the small model that some recipes select tokens with.
         kv_budget: what decoding attends to; None for everything. The memory it takes does not matter.
         reranker: the model that orders found chunks again; None without one.
         system: the instruction that the prompt starts with.
-        cache: what to do with the answer cache.
         keep_cut: whether the cache also keeps an answer that its greatest length cut.
         auto: why `auto` stands for the recipe; empty where a recipe was named.
     """
@@ -108,16 +98,9 @@ class AskOptions:
 
     def cache_key(self) -> str:
         """Return the text that the answer cache stores answers under. Equal keys may share an answer."""
-        values = {
-            "recipe": self.recipe,
-            "ratio": self.ratio,
-            "coverage": self.coverage,
-            "top_k": self.top_k,
-            "max_new_tokens": self.generation.max_new_tokens,
-            "drop_chunks": self.drop_chunks,
-            "auxiliary": self.auxiliary,
-            "kv_budget": self.kv_budget,
-        }
+        names = ("recipe", "ratio", "coverage", "top_k", "drop_chunks", "auxiliary", "kv_budget")
+        values = {name: getattr(self, name) for name in names}
+        values["max_new_tokens"] = self.generation.max_new_tokens
         # Keys without these two were stored before there was a choice.
         if self.generation.think:
             values["think"] = True

@@ -288,6 +288,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedChunks:
+    """What preparing a caller's chunks did.
+
+    Attributes:
+        chunks: the number of different chunks.
+        computed: how many of them had not been prepared before.
+        tokens: their length together.
+    """
+
+    chunks: int
+    computed: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedFile:
     """A file that `add` skipped, and the reason."""
 

@@ -232,34 +232,27 @@ class KVLayers(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """(L, 2, G, S, D)."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The model's dtype, which `layer` and `all_layers` return."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Size in memory in its present form."""
-        ...
 
     @property
     def layer_wait_s(self) -> float:
         """Estimated seconds to receive one more layer over a network; 0 if nothing has to be received."""
-        ...
 
     def load(self, index: int) -> None:
         """Load and verify a layer, so that `layer` need not wait; raises DamagedEntry as `layer` does."""
-        ...
 
     def layer(self, index: int) -> torch.Tensor:
         """Return keys and values of one layer, (2, G, S, D); raises DamagedEntry if they are not what was stored."""
-        ...
 
     def all_layers(self) -> torch.Tensor:
         """Return all layers, (L, 2, G, S, D); raises DamagedEntry as `layer` does."""
-        ...
 
 
 def _is_tensor(data: torch.Tensor | KVLayers) -> TypeIs[torch.Tensor]:

@@ -8,8 +8,7 @@ import kvweave
 from kvweave.cli import output
 from kvweave.cli.options import SharedOptions
 from kvweave.errors import EmptyKnowledgeBase
-from kvweave.models.gguf.conversions import Conversions
-from kvweave.models.gguf.reporting import current_report, reporting
+from kvweave.models.gguf.conversions import Conversions, current_report, reporting
 from support.gguf_files import write_gguf
 
 

@@ -1,10 +1,9 @@
 """A hybrid model from the command line: every command in a process of its own, so that states come from files."""
 
-import warnings
-
 import pytest
 
-from kvweave.testing import tiny_model, tiny_tokenizer
+from kvweave.testing import tiny_tokenizer
+from support.refused_models import refused_model
 
 QUESTION = ("What is the password of Glorric?", "--top-k", "2", "--max-new-tokens", "4", "--fresh")
 
@@ -12,9 +11,7 @@ QUESTION = ("What is the password of Glorric?", "--top-k", "2", "--max-new-token
 @pytest.fixture
 def model(tmp_path):
     folder = tmp_path / "hybrid"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tiny_model("qwen3-next").save_pretrained(folder)
+    refused_model("qwen3_next").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

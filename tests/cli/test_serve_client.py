@@ -185,7 +185,7 @@ def test_a_refusal_is_explained_by_the_command_itself(filled, command):
 
 
 def test_a_busy_server_is_one_line(home, command, monkeypatch):
-    monkeypatch.setattr("kvweave.server.client.client.ServerClient.__init__.__kwdefaults__", {"busy_s": 0.0})
+    monkeypatch.setattr("kvweave.server.client.ServerClient.__init__.__kwdefaults__", {"busy_s": 0.0})
     with running(home, error("64 requests wait", 429, Retry_After="5")):
         failed = command("ask", GLORRIC, code=1)
     assert "is busy (64 requests wait); try again later, or --no-server" in failed.stderr

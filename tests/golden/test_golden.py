@@ -27,7 +27,7 @@ def test_an_entry_written_earlier_is_read(name, tmp_path):
     path = tmp_path / "entry.safetensors"
     path.write_bytes(base64.b64decode(pinned.read("entry_files")[name]))
     entry = open_entry(path)
-    check_entry(entry, key, content.token_ids, path)
+    check_entry(entry, key.digest, content.token_ids, path)
     read = entry.content
     if isinstance(content, ChunkKV):
         assert torch.equal(read.kv, content.kv)
@@ -42,7 +42,7 @@ def test_an_entry_with_queries_is_read_without_them(tmp_path):
     path = tmp_path / "entry.safetensors"
     path.write_bytes(base64.b64decode(pinned.read("entry_with_queries")))
     entry = open_entry(path)
-    check_entry(entry, key, content.token_ids, path)
+    check_entry(entry, key.digest, content.token_ids, path)
     verify_content(entry.content)
     assert torch.equal(entry.content.kv, content.kv)
 

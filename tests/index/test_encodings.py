@@ -150,3 +150,31 @@ def test_the_byte_of_a_quotation_mark_within_a_word_is_flagged(data):
 
 def test_quotation_marks_and_dashes_alone_are_certain():
     assert decode("“It’s here” – at last…".encode("cp1252")) == ("“It’s here” – at last…", "")
+
+
+@pytest.mark.parametrize("label", ["iso-8859-1", "latin1", "us-ascii; charset=windows-1252"])
+def test_what_is_called_latin_1_is_read_as_browsers_read_it(label):
+    page = f'<meta charset="{label}"><p>Norbert’s rope – the long one… costs 30 €</p>'
+    assert decode(page.encode("cp1252")) == (page, "")
+    with_undefined = page.encode("cp1252") + b"\x81"
+    assert decode(with_undefined) == (page + "\x81", "")
+
+
+def test_korean_with_syllables_of_windows_949_is_read():
+    text = "비밀번호는 똠방각하입니다.\n" * 2
+    found, note = decode(text.encode("cp949"))
+    assert found == text
+    assert "uncertain" in note
+    page = f'<meta charset="euc-kr">{text}'
+    assert decode(page.encode("cp949")) == (page, "")
+
+
+@pytest.mark.parametrize("encoding", ["cp850", "cp437", "mac_roman"])
+def test_western_text_of_dos_or_macintosh_is_never_certain(encoding):
+    text = "Alle Menschen sind frei und gleich an Würde. Grüße aus Köln über schöne Äpfel.\n" * 8
+    found, note = decode(text.encode(encoding))
+    assert found == text or "uncertain" in note
+
+
+def test_greek_of_dos_is_never_certain():
+    assert "uncertain" in decode(("Όλοι οι άνθρωποι γεννιούνται ελεύθεροι\n" * 8).encode("cp737")).note

@@ -1,13 +1,18 @@
 """Each format is read with its structure: headings, pages, tables and their heads; what cannot be read is named."""
 
+import base64
 import io
 import json
 import sys
 import time
 import zipfile
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
 
 import pytest
 
+from kvweave.documents.extracted import ReadContext
+from kvweave.documents.formats.mail import message_ids
 from kvweave.documents.readers import read_file
 from kvweave.errors import MissingExtra, UnreadableDocument
 from support import document_files as files
@@ -64,6 +69,45 @@ def test_a_damaged_page_costs_that_page(tmp_path, monkeypatch):
         read_document(written(tmp_path, "b.pdf", files.pdf("Two.", "")))
 
 
+def test_what_was_typed_into_a_form_is_read(tmp_path):
+    widget = "/Subtype /Widget"
+    data = files.pdf_form(
+        f"{widget} /FT /Tx /T (tenant) /V (Norbert Vale)",
+        f"{widget} /FT /Tx /T (f1) /TU (Rent in coins) /V (82)",
+        f"{widget} /FT /Tx /T (empty) /V ()",
+        f"{widget} /FT /Ch /T (boats) /V [(Canoe) (Raft)]",
+        f"{widget} /FT /Btn /T (pets) /V /Yes /AS /Yes",
+        f"{widget} /FT /Btn /T (smoker) /V /Off /AS /Off",
+        f"{widget} /FT /Tx /Ff 8192 /T (code) /V (hunter2)",
+        f"{widget} /F 2 /FT /Tx /T (invisible) /V (no)",
+        f"{widget} /Parent << /FT /Tx /T (town) /V (Sendbel) >>",
+        "/Subtype /FreeText /Contents (Paid in May.)",
+    )
+    document = read_document(written(tmp_path, "a.pdf", data))
+    entries = (
+        "tenant: Norbert Vale\nRent in coins: 82\nboats: Canoe, Raft\npets: yes\ntown: Sendbel\nPaid in May."
+    )
+    assert document.text == f"Lease\n\n{entries}"
+    assert document.notes == ()
+    xfa = read_document(written(tmp_path, "b.pdf", data.replace(b"/AcroForm <<", b"/AcroForm << /XFA ()")))
+    assert "XFA" in xfa.notes[0]
+    assert [section.page for section in document.sections] == [1]
+
+
+@pytest.mark.parametrize("algorithm", ["AES-128", "AES-256"])
+def test_a_pdf_that_anyone_may_open_is_read_though_it_is_encrypted(tmp_path, monkeypatch, algorithm):
+    import pypdf
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(files.pdf("The word is lantern.")))
+    writer.encrypt("", "owner", algorithm=algorithm)
+    path = tmp_path / "a.pdf"
+    writer.write(path)
+    assert read_document(path).text == "The word is lantern."
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtra, match=r"cryptography.*kvweave\[pdf\]"):
+        read_document(path)
+
+
 def test_the_pages_of_a_pdf_have_numbers_and_the_headings_of_its_outline(tmp_path):
     data = files.pdf("One.", "Two.", "Three.", headings=["Opening", "Closing"])
     document = read_document(written(tmp_path, "a.pdf", data))
@@ -105,6 +149,141 @@ def test_workbook(tmp_path):
     assert "Empty" not in document.text
 
 
+@pytest.mark.parametrize("written_by", ["openpyxl", "xlsxwriter"])
+def test_formulas_without_results_stand_in_their_cells_and_are_counted(tmp_path, written_by):
+    rows = [["Item", "Price", "Pieces", "Sum"], ["Canoe", 240, 3, "=B2*C2"], ["Paddle", 35, 4, '=B3&"<"']]
+    path = tmp_path / "a.xlsx"
+    if written_by == "openpyxl":
+        import openpyxl
+
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.active["C5"] = "=SUM(D2:D3)"  # below and right of all values
+        book.save(path)
+    else:
+        import xlsxwriter
+
+        with xlsxwriter.Workbook(path) as book:
+            sheet = book.add_worksheet()
+            for number, row in enumerate(rows):
+                sheet.write_row(number, 0, row)
+            sheet.write("C5", "=SUM(D2:D3)")
+            sheet.write_formula("D5", "=1+1", None, 2)
+    document = read_document(path)
+    assert 'Item\tPrice\tPieces\tSum\nCanoe\t240\t3\t=B2*C2\nPaddle\t35\t4\t=B3&"<"\n' in document.text
+    assert ("\t\t=SUM(D2:D3)\t2\n" if written_by == "xlsxwriter" else "\t\t=SUM(D2:D3)\n") in document.text
+    assert [note.partition(";")[0] for note in document.notes] == ["3 formulas have no stored result"]
+
+
+def replaced(data, *changes):
+    """Return a zip file with these changes to the bytes of its entries."""
+    inside = zipfile.ZipFile(io.BytesIO(data))
+    entries = {name: inside.read(name) for name in inside.namelist()}
+    for before, after in changes:
+        entries = {name: content.replace(before, after) for name, content in entries.items()}
+    return zip_of(**entries)
+
+
+def test_stored_results_are_read_and_not_counted(tmp_path):
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["Sum", "=1-1"])
+    buffer = io.BytesIO()
+    book.save(buffer)
+    computed = replaced(buffer.getvalue(), (b"<v></v>", b"<v>0</v>"), (b' fullCalcOnLoad="1"', b""))
+    document = read_document(written(tmp_path, "a.xlsx", computed))
+    assert document.text == "Sheet\n\nSum\t0\n\n"
+    assert document.notes == ()
+
+
+def test_workbooks_with_odd_styles_or_strict_namespaces_are_read(tmp_path):
+    main = b"http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    related = b"http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    strict = replaced(
+        files.xlsx(),
+        (main, b"http://purl.oclc.org/ooxml/spreadsheetml/main"),
+        (related, b"http://purl.oclc.org/ooxml/officeDocument/relationships"),
+    )
+    without_fill = replaced(files.xlsx(), (b'<patternFill patternType="gray125"/>', b""))
+    for data in (strict, without_fill):
+        assert "Ship\tFee\nAlbatros\t12.5" in read_document(written(tmp_path, "a.xlsx", data)).text
+
+
+def word_xml(body):
+    """Return a Word file with this content of its body."""
+    namespaces = (
+        b' xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+        b' xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    )
+    inside = zipfile.ZipFile(io.BytesIO(files.docx()))
+    entries = {name: inside.read(name) for name in inside.namelist()}
+    entries["word/document.xml"] = (
+        b"<w:document" + namespaces + b"><w:body>" + body.encode() + b"</w:body></w:document>"
+    )
+    return zip_of(**entries)
+
+
+def run(text, raised=False):
+    style = '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr>' if raised else ""
+    return f'<w:r>{style}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def math_run(text):
+    return f"<m:r><m:t>{text}</m:t></m:r>"
+
+
+@pytest.mark.parametrize(
+    ("formula", "text"),
+    [
+        (math_run("R=82"), "R=82"),
+        (f"<m:f><m:num>{math_run('a+b')}</m:num><m:den>{math_run('2')}</m:den></m:f>", "(a+b)/2"),
+        (f"<m:sSup><m:e>{math_run('x')}</m:e><m:sup>{math_run('n+1')}</m:sup></m:sSup>", "x^(n+1)"),
+        (
+            f"<m:sSubSup><m:e>{math_run('x')}</m:e><m:sub>{math_run('i')}</m:sub><m:sup>{math_run('2')}</m:sup></m:sSubSup>",
+            "x_i^2",
+        ),
+        (f"<m:rad><m:deg/><m:e>{math_run('2')}</m:e></m:rad>", "√(2)"),
+        (
+            '<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr>'
+            f"<m:sub>{math_run('i=1')}</m:sub><m:sup>{math_run('n')}</m:sup><m:e>{math_run('i')}</m:e></m:nary>",
+            "∑_(i=1)^n i",
+        ),
+        (
+            f'<m:d><m:dPr><m:begChr m:val="["/><m:endChr m:val="]"/></m:dPr><m:e>{math_run("a")}</m:e></m:d>',
+            "[a]",
+        ),
+        (
+            f"<m:m><m:mr><m:e>{math_run('1')}</m:e><m:e>{math_run('0')}</m:e></m:mr>"
+            f"<m:mr><m:e>{math_run('0')}</m:e><m:e>{math_run('1')}</m:e></m:mr></m:m>",
+            "(1, 0; 0, 1)",
+        ),
+    ],
+)
+def test_formulas_of_word_are_typed_out(tmp_path, formula, text):
+    alone = f"<w:p><m:oMathPara><m:oMath>{formula}</m:oMath></m:oMathPara></w:p>"
+    within = f"<w:p>{run('Here ')}<m:oMath>{formula}</m:oMath>{run(' is it.')}</w:p>"
+    document = read_document(written(tmp_path, "a.docx", word_xml(alone + within)))
+    assert document.text == f"{text}\n\nHere {text} is it.\n"
+
+
+def test_powers_and_merged_cells_of_word(tmp_path):
+    def cell(text, merged=""):
+        return f"<w:tc><w:tcPr>{merged}</w:tcPr><w:p>{run(text) if text else ''}</w:p></w:tc>"
+
+    first, below = '<w:vMerge w:val="restart"/>', "<w:vMerge/>"
+    rows = (
+        cell("Depot") + cell("Tool") + cell("Pieces"),
+        cell("North", first) + cell("Saw") + cell("12"),
+        cell("", below) + cell("Rake") + cell("7"),
+    )
+    table = "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+    power = f"<w:p>{run('10')}{run('6', raised=True)}{run(' litres')}</w:p>"
+    document = read_document(written(tmp_path, "a.docx", word_xml(table + power)))
+    assert document.text == "Depot\tTool\tPieces\nNorth\tSaw\t12\nNorth\tRake\t7\n\n10^6 litres\n"
+
+
 def test_book(tmp_path):
     document = read_document(written(tmp_path, "a.epub", files.epub()))
     assert document.title == "The Harbour"
@@ -131,6 +310,68 @@ def test_notebook(tmp_path):
     assert "aGVsbG8" not in document.text
     assert "cell_type" not in document.text
     assert [section.heading for section in document.sections] == [("Tides", "cell 1"), ("Tides", "cell 2")]
+
+
+def test_escaped_letters_of_json_are_read(tmp_path):
+    value = {"name": "Zoé Müller", "key": "密码", "smile": "😀", "path": "C:\\\\u00e9", "said": 'so "it" is'}
+    one = json.dumps(value, indent=1) + "\n"
+    expected = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    for name, escaped, plain in (("a.json", one, expected), ("a.jsonl", one * 2, expected * 2)):
+        document = read_document(written(tmp_path, name, escaped))
+        assert document.text == plain
+        assert document.numbered_lines
+    odd = r'{"a": "R\u0026D \u003c3 \u0022 \u0000 \ud83d", "b": "one\ntwo\/three \\n"} not closed'
+    expected = r'{"a": "R&D <3 \u0022 \u0000 ' + "\ufffd" + r'", "b": "one two/three \\n"} not closed'
+    assert read_document(written(tmp_path, "b.json", odd)).text == expected
+    assert read_document(written(tmp_path, "a.py", r"x = '\u00e9'")).text == r"x = '\u00e9'"
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.json", "a.css", "a.csv", "a.ipynb"])
+def test_embedded_pictures_are_left_out(tmp_path, name):
+    picture = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 200).decode()
+    text = f"The plan.\n\n![plan]({picture})\n\nThe word is lantern.\n"
+    book = json.dumps({"cells": [{"cell_type": "markdown", "source": text}]})
+    document = read_document(written(tmp_path, name, book if name == "a.ipynb" else text))
+    assert document.text.strip() == "The plan.\n\n![plan]()\n\nThe word is lantern."
+    short = "The form is data:image/png;base64,AAAA"
+    assert read_document(written(tmp_path, "b.md", short)).text == short
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.rst"])
+@pytest.mark.parametrize(
+    ("front", "title"),
+    [
+        ("---\ntitle: Keys of the boathouse\naliases: []\n---\n", "Keys of the boathouse"),
+        ('---\ntags:\n  - title: no\nTitle: "Keys: all"\n...\n', "Keys: all"),
+        ("+++\ntitle = 'Keys'\n+++\n", "Keys"),
+        ("---\ntitle: >\n  Keys\naliases: []\n---\n", "Use"),
+        ("---\naliases: []\n---\n", "Use"),
+        ("---\n---\n", "Use"),
+    ],
+)
+def test_data_before_the_text_are_no_heading(tmp_path, name, front, title):
+    text = front + "\nThe word is walnut.\n\nUse\n===\n\nAt the gate.\n"
+    document = read_document(written(tmp_path, name, text))
+    assert document.title == title
+    assert document.text == text
+    assert [section.heading for section in document.sections] == [("Use",)]
+
+
+def test_a_rule_at_the_beginning_is_no_data(tmp_path):
+    document = read_document(written(tmp_path, "a.md", "---\n\nOne\n===\n\nText.\n\n---\n\n# Two\n"))
+    assert [section.heading for section in document.sections] == [("One",), ("Two",)]
+
+
+def test_signs_without_width_are_removed_and_places_stay_right(tmp_path):
+    page = "<h1>Kühl&shy;haus</h1><p>Donau&shy;dampf&#x200b;schiff</p><h2>Zwei&shy;tes</h2><p>Ende</p>"
+    document = read_document(written(tmp_path, "a.html", page))
+    assert document.text == "Kühlhaus\n\nDonaudampfschiff\n\nZweites\n\nEnde\n"
+    assert document.title == "Kühlhaus"
+    assert headings(document) == {"Kühlhaus": ("Kühlhaus",), "Zweites": ("Kühlhaus", "Zweites")}
+    emoji = "👩\u200d🚀 می\u200cخواهم"
+    assert read_document(written(tmp_path, "a.txt", f"one\u00ad\ntwo {emoji}")).text == f"one\ntwo {emoji}"
+    mail = files.mail("Der Kühl\u00ad\nschrank.")
+    assert "Der Kühlschrank." in read_document(written(tmp_path, "a.eml", bytes(mail))).text
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -188,7 +429,7 @@ def test_headings_of_text_formats(tmp_path):
     [
         ("a.docx", "mammoth", "documents"),
         ("a.pptx", "pptx", "documents"),
-        ("a.xlsx", "openpyxl", "documents"),
+        ("a.xlsx", "python_calamine", "documents"),
     ],
 )
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, name, package, extra):
@@ -338,6 +579,117 @@ def test_a_quoted_reply_is_not_indexed_twice(tmp_path, kind):
     assert "wrote:" not in text
     assert "schrieb" not in text
     assert ("Ivan\n" in text) == (kind == "plain")
+
+
+OUTLOOK = "-----Original Message-----\nFrom: Zoé <zoe@example.org>\nSent: Monday\nTo: Ivan\nSubject: it\n\n"
+REPLIES = {
+    "below a quotation": (
+        f"See below.\n\n{OUTLOOK}The password is\nwalnut.\n\nI typed this below.\n",
+        "See below.\n\nI typed this below.\n",
+    ),
+    "between quoted lines": (
+        "Zoé, 1234 is wrong:\n> The password\n> is walnut.\nNot any more.\n> Keep it.\nI do.\n",
+        "Zoé, 1234 is wrong:\nNot any more.\n> Keep it.\nI do.\n",
+    ),
+    "lines like a header": (
+        "The way is:\n\nFrom: North gate\nTo: South gate\n\nThe word is lantern.\n",
+        "The way is:\n\nFrom: North gate\nTo: South gate\n\nThe word is lantern.\n",
+    ),
+    "a line with the sender's name": (
+        "From: Zoé I know\nTo: open it\n\nWalnut.\n\nZoé: no\n\nThe password is walnut.\n",
+        "From: Zoé I know\nTo: open it\n\nWalnut.\n\nZoé: no\n\nThe password is walnut.\n",
+    ),
+    "a quotation of another mail": (
+        "Agreed.\n\nOn Sunday Olga wrote:\n> The word is lantern.\n",
+        "Agreed.\n\nOn Sunday Olga wrote:\n> The word is lantern.\n",
+    ),
+    "another language": (
+        "Sovittu.\n\nma 5. tammik. 2026 klo 10.00 Zoé (zoe@example.org) kirjoitti:\n\n> The password is walnut.\n",
+        "Sovittu.\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_what_the_author_of_a_reply_wrote_stays(tmp_path, kind):
+    body, expected = REPLIES[kind]
+    first = written(tmp_path, "first.eml", bytes(files.mail()))
+    reply = files.mail(
+        body, subject="Re: it", sender="Ivan <i@b.org>", identity="<2@b.org>", answers="<1@example.org>"
+    )
+    path = written(tmp_path, "reply.eml", bytes(reply))
+    found = read_file(path, ReadContext(known_messages=message_ids([first, path]))).documents[0]
+    assert found.text.partition("To: Ivan <ivan@example.org>\n\n")[2].rstrip("\n") == expected.rstrip("\n")
+
+
+def test_a_paragraph_that_begins_with_from_belongs_to_its_mail(tmp_path):
+    box = files.mbox(
+        files.mail(
+            "The lock is new.\n\nFrom now on it is walnut.\n\nFrom noon on:\nPassword: lantern.\n", "First"
+        ),
+        files.mail("Two", "Second", identity="<2@x.y>"),
+    )
+    document = read_document(written(tmp_path, "box.mbox", box.replace(b"\n>From", b"\nFrom")))
+    assert [section.heading for section in document.sections] == [("First",), ("Second",)]
+    assert (
+        "The lock is new.\n\nFrom now on it is walnut.\n\nFrom noon on:\nPassword: lantern.\n"
+        in document.text
+    )
+
+
+def parts(kind, *texts):
+    """Return an e-mail with parts of (type, text)."""
+    made = MIMEMultipart(kind)
+    made["From"], made["Subject"] = "Zoé <zoe@example.org>", "it"
+    for subtype, text in texts:
+        made.attach(MIMEText(text, subtype, "utf-8"))
+    return made.as_bytes()
+
+
+PAGE = "<html><body><p>The password of Sendbel is lantern.</p></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "expected"),
+    [
+        (
+            "mixed",
+            [("html", PAGE), ("plain", "-- \nThe rowers' list\n")],
+            "lantern.\n\n-- \nThe rowers' list",
+        ),
+        ("mixed", [("plain", "One.\n"), ("html", PAGE)], "One.\n\nThe password of Sendbel is lantern."),
+        ("alternative", [("plain", "Open it in a browser.\n"), ("html", PAGE)], "Sendbel is lantern."),
+        (
+            "alternative",
+            [("plain", "The password of Sendbel is lantern!\n"), ("html", PAGE)],
+            "Sendbel is lantern!",
+        ),
+        ("alternative", [("plain", " \n"), ("html", PAGE)], "it\n\nThe password of Sendbel is lantern."),
+        (
+            "alternative",
+            [("plain", "All of it is here.\n"), ("html", "<img src=a.png>")],
+            "it\n\nAll of it is here.",
+        ),
+    ],
+)
+def test_the_parts_of_a_mail_that_a_mail_program_shows_are_read(tmp_path, kind, texts, expected):
+    text = read_document(written(tmp_path, "a.eml", parts(kind, *texts))).text
+    assert expected in text
+    assert text.count("lantern") == expected.count("lantern")
+
+
+@pytest.mark.parametrize(
+    ("charset", "encoding", "text"),
+    [("iso-8859-1", "cp1252", "Norbert’s rope – 30 €"), ("ks_c_5601-1987", "cp949", "똠방각하입니다")],
+)
+def test_mails_are_decoded_as_mail_programs_do(tmp_path, charset, encoding, text):
+    subject = base64.b64encode(text.encode(encoding)).decode()
+    header = (
+        f"From: a@b.org\nSubject: =?{charset}?b?{subject}?=\nContent-Type: text/plain; charset={charset}\n\n"
+    )
+    document = read_document(written(tmp_path, "a.eml", header.encode() + text.encode(encoding)))
+    assert document.title == text
+    assert document.text.endswith(f"\n\n{text}\n\n")
 
 
 def test_what_a_reply_quotes_of_a_mail_that_is_not_there_stays(tmp_path):

@@ -1,27 +1,23 @@
 """Models that stored KV cannot be placed in: exact prefixes work from end to end, everything else is refused in one line."""
 
-import warnings
-
 import pytest
 import torch
 
 import kvweave
 from kvweave.errors import UnsupportedModel
 from kvweave.recipes.snapshots import STATE
-from kvweave.testing import tiny_model, tiny_tokenizer
+from kvweave.testing import tiny_tokenizer
 from support import tiny_kb
+from support.refused_models import refused_model
 
 QUESTION = "Where is the river?"
 
 
-@pytest.fixture(scope="module", params=["qwen3-next", "falcon-h1", "gpt-oss"])
+@pytest.fixture(scope="module", params=["qwen3_next", "falcon_h1", "gpt_oss"])
 def folder(request, tmp_path_factory):
     """The folder of a tiny model, as users name it."""
     folder = tmp_path_factory.mktemp(request.param)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = tiny_model(request.param)
-    model.save_pretrained(folder)
+    refused_model(request.param).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

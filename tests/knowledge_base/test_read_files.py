@@ -112,7 +112,7 @@ def test_a_reader_that_crashes_costs_its_file_alone(base, folder, tmp_path, monk
 def test_a_plain_install_names_the_extra(base, folder, tmp_path, monkeypatch):
     library = tmp_path / "library"
     library.mkdir()
-    (library / "openpyxl.py").write_text("raise ImportError\n")
+    (library / "python_calamine.py").write_text("raise ImportError\n")
     (folder / "a.xlsx").write_bytes(files.xlsx())
     monkeypatch.setattr(sys, "path", [str(library), *sys.path])
     (folder / "b.txt").write_text("The harbour opens at six.")

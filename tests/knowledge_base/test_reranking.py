@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import kvweave
+from kvweave.embedding import Reranker
 from kvweave.errors import ModelNotFound
-from kvweave.reranking import Reranker
 from support import tiny_kb
 
 WORDS = (

@@ -334,7 +334,7 @@ def test_nothing_crosses_between_tenants(serve, tmp_path):
 
 def in_use(tenant, base=None):
     stores = [tenant.store] if base is None else [base.store]
-    return [key for store in stores for key in store.components.pins.in_use()]
+    return [key for store in stores for key in store.pins.in_use()]
 
 
 @pytest.mark.parametrize("after", range(5))
@@ -528,24 +528,6 @@ def test_idle_work_is_done_while_no_request_runs(serve, tmp_path):
         assert base.requests.any_active  # whatever the request runs on
     serving.close()
     assert "kvweave-idle-notes" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_documents_are_prepared_for_another_order(serve, monkeypatch):
-    monkeypatch.setenv("KVWEAVE_IDLE_QUIET_S", "0")
-    tenant = serve(idle=True).tenant(None)
-    documents = tuple(CallerDocument(f"d{number}", tiny_kb.text(number)) for number in range(3))
-    complete(tenant, "Where is the river?", documents=documents)
-    reused, deadline = 0, time.monotonic() + 60
-    for number in range(
-        1000
-    ):  # behind another document each time, so that nothing is stored after this very text
-        other = CallerDocument("other", f"Other {number}.")
-        plan = complete(tenant, "Where is it?", documents=(other, *documents[::-1])).answer.plan
-        reused = sum(span.tokens for span in plan.spans if span.origin == "reused")
-        if reused or time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    assert reused > 0
 
 
 def test_a_server_loads_the_model_that_its_knowledge_base_was_made_with(serve, tmp_path, loading):

@@ -32,7 +32,7 @@ def test_kv_of_retrieved_chunks_is_prefetched_before_the_prompt_is_assembled(ope
     assert order == ["prefetch", "assemble"]
     assert len(asked) == len(answer.sources)
     assert (answer.text, answer.plan) == (expected.text, expected.plan)
-    assert base.store.components.pins.in_use() == frozenset()
+    assert base.store.pins.in_use() == frozenset()
 
 
 def test_recipes_without_position_independent_reuse_prefetch_nothing(open_kb, documents, monkeypatch):
@@ -49,21 +49,21 @@ def test_a_failed_request_releases_its_entries(open_kb, documents, monkeypatch):
     used = []
 
     def fail(*given, **more):
-        used.append(base.store.components.pins.in_use())
+        used.append(base.store.pins.in_use())
         raise ZeroDivisionError
 
     monkeypatch.setattr(pipeline, "run", fail)
     with pytest.raises(ZeroDivisionError):
         base.ask(GLORRIC)
     assert len(used[0]) > 0
-    assert base.store.components.pins.in_use() == frozenset()
+    assert base.store.pins.in_use() == frozenset()
 
 
 def test_a_request_does_not_wait_for_the_loads_of_another(open_kb, documents, monkeypatch):
     base = open_kb()
     base.add(documents)
     base.ask(GLORRIC)
-    tiers, go_on = base.store.components.tiers, threading.Event()
+    tiers, go_on = base.store.tiers, threading.Event()
     others = [
         tiers.reads.start(("disk", f"other {number}"), lambda _: go_on.wait(60) and None)
         for number in range(20)

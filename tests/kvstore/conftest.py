@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvweave.kvstore import assembly
+from kvweave.kvstore import chunk_store
 from kvweave.kvstore.tiers import circuit_breaker, replication
 from support.fake_remote_tier import FakeRemoteTier
 from support.streaming_samples import Slowly
@@ -27,7 +27,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def tier(monkeypatch: pytest.MonkeyPatch) -> FakeRemoteTier:
     """The shared tier of the test's stores; failures are followed by short pauses."""
     tier = FakeRemoteTier()
-    monkeypatch.setattr(assembly, "open_remote_tier", lambda url, namespace: tier)
+    monkeypatch.setattr(chunk_store, "open_remote_tier", lambda url, namespace: tier)
     monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 0.05)
     monkeypatch.setattr(replication, "RETRY_AFTER_S", 0.01)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from kvweave.errors import DamagedEntry
-from kvweave.kvstore.assembly import open_remote_tier
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.chunk_store import ChunkStore, open_remote_tier
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.reports import TierName, TierTotals
 from kvweave.kvstore.tiers.memory import DeviceTier
@@ -77,9 +76,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     if kind not in SHARED:
         with ChunkStore(folder, limit_bytes=CAP, host_bytes=CAP if kind == "host" else 0) as store:
             if kind == "device":  # the CPU: the device makes no difference here
-                store.components.tiers.attach(
-                    DeviceTier(torch.device("cpu"), CAP, store.components.pins.in_use)
-                )
+                store.tiers.attach(DeviceTier(torch.device("cpu"), CAP, store.pins.in_use))
             yield Place(kind, store, store)
         return
     shared = url_of(kind, request, monkeypatch, tmp_path)
@@ -185,6 +182,6 @@ def test_a_damaged_entry_is_neither_served_nor_stored(place: Place) -> None:
         with pytest.raises(DamagedEntry, match="layer 1"):
             same(found, kv)
     assert get(place.reader, kv) is None
-    place.reader.components.tiers.reads.close()  # waits for background work
+    place.reader.tiers.reads.close()  # waits for background work
     assert place.reader.stats().by_tier[place.name].entries == 0
     assert place.reader.stats().damaged == 1

@@ -197,7 +197,7 @@ def test_costly_and_small_entries_outlive_cheap_and_large_ones(tmp_path: Path) -
 def test_a_look_up_writes_nothing(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        with statements(store.components.database) as sent:
+        with statements(store.database) as sent:
             for _ in range(20):
                 assert get(store, chunk(1)) is not None
         assert len(sent) == 20

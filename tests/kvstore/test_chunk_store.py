@@ -98,9 +98,7 @@ def test_the_best_provenance_that_can_be_read_is_found_and_counted_once(tmp_path
             assert absent is unasked is None
         assert (store.stats().hits, store.stats().misses) == (3, 3)
         store.forget_recent()
-        (good_file,) = store.components.catalog.paths(
-            [key_of(store, digest_tokens(kv.token_ids), good).digest]
-        ).values()
+        (good_file,) = store.catalog.paths([key_of(store, digest_tokens(kv.token_ids), good).digest]).values()
         (tmp_path / good_file).write_bytes(b"damaged")
         found = store.find(MODEL, wanted[:1])[0]
         assert found is not None
@@ -167,7 +165,7 @@ def test_the_slower_of_two_writers_deletes_its_file(tmp_path: Path, monkeypatch:
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as slower:
         monkeypatch.setattr(
-            slower.components.catalog, "paths", lambda _: {}
+            slower.catalog, "paths", lambda _: {}
         )  # it looked before the other process listed the entry
         assert put(store, kv)
         assert put(slower, kv)
@@ -200,9 +198,9 @@ def test_a_lost_file_is_damage_but_one_removed_with_its_row_is_a_plain_miss(
     kv = chunk(1)
     with ChunkStore(tmp_path) as store, ChunkStore(tmp_path) as other:
         put(store, kv)
-        paths = store.components.catalog.paths
+        paths = store.catalog.paths
         with monkeypatch.context() as patch:
-            patch.setattr(store.components.catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
+            patch.setattr(store.catalog, "paths", lambda keys: (paths(keys), other.clear())[0])
             assert get(store, kv) is None
         assert store.stats().damaged == 0
         put(store, kv)
@@ -286,8 +284,8 @@ def test_a_damaged_entry_is_never_found_again_even_if_it_cannot_be_dropped(
     altered = bytearray(file.read_bytes())
     altered[-3] ^= 16
     with ChunkStore(tmp_path) as store:
-        monkeypatch.setattr(store.components.catalog, "drop_file", read_only)
-        monkeypatch.setattr(store.components.tiers.disk.files, "delete", lambda names: None)
+        monkeypatch.setattr(store.catalog, "drop_file", read_only)
+        monkeypatch.setattr(store.tiers.disk.files, "delete", lambda names: None)
         file.write_bytes(altered)
         found = store.find(MODEL, [(kv.token_ids, [ISOLATED])])[0]
         assert found is not None
@@ -324,7 +322,7 @@ def test_a_second_read_does_not_open_the_file_and_a_removed_entry_is_a_miss(
         put(store, kv)
         first = get(store, kv)
         with monkeypatch.context() as patch:
-            patch.setattr(store.components.tiers.disk.files, "open", None)
+            patch.setattr(store.tiers.disk.files, "open", None)
             assert get(store, kv) is first
         other.clear()
         assert get(store, kv) is None
@@ -368,7 +366,7 @@ def test_counts_are_collected_in_memory_and_written_together(
         get(store, kv)
     with ChunkStore(tmp_path) as store:
         assert (store.stats().hits, store.stats().misses) == (10, 1)
-        assert store.components.database.query("SELECT uses FROM entries") == [(10,)]
+        assert store.database.query("SELECT uses FROM entries") == [(10,)]
 
 
 def test_stats_count_stored_entries(tmp_path: Path) -> None:
@@ -390,7 +388,7 @@ def test_clear_drops_everything_and_its_files(tmp_path: Path) -> None:
         assert store.clear() == 2
         assert get(store, chunk(1)) is None
         assert entry_files(tmp_path) == []
-        assert store.components.database.query("SELECT * FROM entry_sources") == []
+        assert store.database.query("SELECT * FROM entry_sources") == []
 
 
 def test_verify_finds_damaged_lost_and_swapped_files(tmp_path: Path) -> None:
@@ -418,7 +416,7 @@ def test_verify_leaves_and_reports_files_that_cannot_be_opened(
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         with monkeypatch.context() as patch:
-            patch.setattr(store.components.tiers.disk.files, "open", refuse)
+            patch.setattr(store.tiers.disk.files, "open", refuse)
             report = store.verify()
         assert (report.checked, report.damaged, len(report.unopened), report.sound) == (0, (), 1, False)
         assert store.verify().sound
@@ -431,12 +429,12 @@ def test_a_look_up_never_fails_because_of_its_counters(
     monkeypatch.setattr(catalog, "FLUSH_AFTER", 1)
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
-        store.components.database.execute("DROP TABLE store_counters")
+        store.database.execute("DROP TABLE store_counters")
         assert same(get(store, chunk(1)), chunk(1))
-        store.components.database.script(catalog.COUNTERS_SCHEMA)
+        store.database.script(catalog.COUNTERS_SCHEMA)
 
         def look_up_and_fail() -> None:
-            with store.components.database.transaction():
+            with store.database.transaction():
                 get(store, chunk(1))
                 raise ZeroDivisionError
 

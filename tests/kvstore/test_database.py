@@ -13,7 +13,7 @@ import pytest
 from kvweave import database as module
 from kvweave.database import Database
 from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreTooNew
-from kvweave.kvstore import assembly
+from kvweave.kvstore import chunk_store
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.chunk_store import ChunkStore
 from support.fake_remote_tier import FakeRemoteTier
@@ -97,7 +97,7 @@ def test_a_store_that_cannot_be_opened_closes_everything_except_a_given_database
     given: bool,
 ) -> None:
     tier = FakeRemoteTier()
-    monkeypatch.setattr(assembly, "open_remote_tier", lambda url, namespace: tier)
+    monkeypatch.setattr(chunk_store, "open_remote_tier", lambda url, namespace: tier)
 
     def refused(*_: object) -> None:
         raise StoreFull("no space left")

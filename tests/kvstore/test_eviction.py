@@ -12,7 +12,6 @@ from kvweave.kvstore.eviction import (
     choose_victims,
     eviction_score,
     frequency,
-    value_per_byte,
 )
 
 NOW_S = 1.8e9
@@ -55,7 +54,11 @@ def test_frequent_recent_costly_and_small_entries_score_higher() -> None:
     assert eviction_score(2, 500, 10**6, NOW_S + 1) > plain
     assert eviction_score(2, 600, 10**6, NOW_S) > plain
     assert eviction_score(2, 500, 10**6 // 2, NOW_S) > plain
-    assert value_per_byte(2, 500, 10**6) > value_per_byte(1, 500, 10**6) > value_per_byte(1, 500, 2 * 10**6)
+    assert (
+        eviction_score(2, 500, 10**6, 0)
+        > eviction_score(1, 500, 10**6, 0)
+        > eviction_score(1, 500, 2 * 10**6, 0)
+    )
 
 
 def test_the_order_of_two_entries_does_not_change_with_time() -> None:

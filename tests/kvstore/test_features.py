@@ -83,7 +83,7 @@ def test_many_are_found_by_one_query_in_the_order_asked_for(tmp_path: Path) -> N
         for seed in range(4):
             put_feature(store, feature(seed))
         order = (2, 9, 0, 3)
-        with statements(store.components.database) as sent:
+        with statements(store.database) as sent:
             found = store.find_features(MODEL, [(feature(seed).token_ids, DIGEST) for seed in order])
         assert len(sent) == 1
         assert found[1] is None
@@ -155,8 +155,8 @@ def test_whether_features_are_listed_takes_one_query_and_reads_no_file(tmp_path:
     with ChunkStore(tmp_path) as store:
         put_feature(store, feature(1))
         put(store, chunk(2), DIGEST)  # KV is no feature
-        with statements(store.components.database) as sent:
-            assert store.has_features(MODEL, wanted) == [True, False]
+        with statements(store.database) as sent:
+            assert store.has_many(MODEL, wanted, "note") == [True, False]
         assert len(sent) == 1
         assert (store.stats().hits, store.stats().misses) == (0, 0)
 

@@ -33,7 +33,7 @@ def use(store: ChunkStore, number: int) -> None:
             ((found, _),) = store.find(MODEL, [(kv.token_ids, [ISOLATED])], lease)  # type: ignore[misc]
             assert same(found, kv)
         assert get(store, chunk(10**6 + seed)) is None
-    tiers = store.components.tiers
+    tiers = store.tiers
     assert eventually(lambda: tiers.reads.pending == 0)
 
 
@@ -47,8 +47,7 @@ def test_memory_does_not_grow_while_entries_come_and_go(tmp_path: Path) -> None:
         for number in range(2, 2 + ROUNDS):
             use(store, number)
         grown = private_bytes() - before
-        components = store.components
-        assert components.tiers.host.used_bytes <= limit_bytes
-        assert len(components.tiers.disk.files._recent) <= ENTRIES
-        assert components.pins.in_use() == frozenset()
+        assert store.tiers.host.used_bytes <= limit_bytes
+        assert len(store.tiers.disk.files._recent) <= ENTRIES
+        assert store.pins.in_use() == frozenset()
     assert grown < ROUNDS * ENTRIES * ENTRY_BYTES // 4

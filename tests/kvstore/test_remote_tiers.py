@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvweave.errors import DamagedEntry, InvalidRequest, TierUnavailable
-from kvweave.kvstore.assembly import open_remote_tier
+from kvweave.kvstore.chunk_store import open_remote_tier
 from kvweave.kvstore.format import Content, encode_entry, parse_entry, verify_content
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.kvstore.tiers.tier import RemoteTier, owned_copy
@@ -28,7 +28,7 @@ def entry(content: Content) -> tuple[str, bytes]:
     """The key and the bytes of an entry."""
     kind = "kv" if isinstance(content, ChunkKV) else "note"
     key = EntryKey("default", MODEL.digest, digest_tokens(content.token_ids), ISOLATED, kind)
-    return key.digest, b"".join(encode_entry(key, "tiny", content, [key.tokens]).parts)
+    return key.digest, b"".join(encode_entry(key, "tiny", content, [key.tokens]))
 
 
 @pytest.fixture(params=SHARED)

@@ -164,7 +164,7 @@ def test_refused_writes_are_retried_ever_more_rarely_also_between_reads(
 def test_a_locked_catalogue_is_retried_without_a_wake_up(
     tier: FakeRemoteTier, store: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shared = store.components.tiers.shared
+    shared = store.tiers.shared
     assert shared is not None
     process_queue, refusals = shared.process_queue, [StoreBusy("locked")]
 

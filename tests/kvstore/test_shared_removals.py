@@ -143,7 +143,7 @@ def test_an_entry_put_by_a_killed_process_after_its_deletion_is_deleted_in_the_e
     tier.before = slow_put
     with opened(tmp_path) as store, opened(tmp_path) as other:
         store.own("document", [CHUNK])
-        monkeypatch.setattr(store.components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
+        monkeypatch.setattr(store.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
         put(store, chunk(1))
         assert putting.wait(60)
         assert other.disown("document") == 1
@@ -165,7 +165,7 @@ def test_an_entry_put_by_a_killed_process_stays_with_its_document(
     monkeypatch.setattr(shared_catalog, "PUT_TIMEOUT_S", 0.0)
     with opened(tmp_path) as store:
         store.own("document", [CHUNK])
-        monkeypatch.setattr(store.components.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
+        monkeypatch.setattr(store.tiers.shared.rows, "confirm_puts", killed)  # type: ignore[union-attr]
         put(store, chunk(1))
         assert eventually(lambda: len(tier.held) == 1)
     with opened(tmp_path) as store:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvweave.errors import InvalidRequest, MissingExtra
-from kvweave.kvstore.assembly import open_remote_tier
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.chunk_store import ChunkStore, open_remote_tier
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.tiers import circuit_breaker
 from kvweave.types import KVProvenance
@@ -154,7 +153,7 @@ def test_the_cap_of_the_shared_tier_holds_and_frequently_used_entries_stay(machi
             put(first, chunk(seed))
             assert eventually(lambda: first.stats().by_tier["shared"].waiting == 0)
             assert sum(machines.held().values()) <= 3 * size + size // 2
-        found = first.components.tiers.shared
+        found = first.tiers.shared
         assert found is not None
         assert first.stats().by_tier["shared"].entries == len(machines.held()) == 3
         hot = key_of(first, digest_tokens(chunk(0).token_ids), ISOLATED).digest
@@ -272,10 +271,10 @@ def test_a_full_disk_is_one_warning_for_computed_and_fetched_entries_together(
     with folder.store("first") as first:
         put(first, chunk(1))
     with folder.store("second") as second, caplog.at_level(logging.WARNING, "kvweave"):
-        monkeypatch.setattr(second.components.capacity, "disk_has_room", lambda needed_bytes: False)
+        monkeypatch.setattr(second.capacity, "disk_has_room", lambda needed_bytes: False)
         assert not put(second, chunk(2))
         assert same(get(second, chunk(1)), chunk(1))
-        second.components.tiers.fetcher.close()  # waits for background work
+        second.tiers.fetcher.close()  # waits for background work
         assert listed(second, chunk(1)) == [False]
     assert [record.getMessage().count("the disk is full") for record in caplog.records] == [1]
 
@@ -284,7 +283,7 @@ def test_a_prefetched_entry_is_not_fetched_again(folder: Machines, monkeypatch: 
     with folder.store("first") as first:
         put(first, chunk(1))
     with folder.store("second") as second:
-        shared = second.components.tiers.shared
+        shared = second.tiers.shared
         assert shared is not None
         fetch, fetched = shared.reader.fetch, []
         monkeypatch.setattr(

@@ -44,8 +44,8 @@ def test_verify_corrects_the_counters_by_the_sizes_of_the_files(tmp_path: Path) 
     with ChunkStore(tmp_path) as store:
         for seed in range(3):
             put(store, chunk(seed))
-        store.components.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
-        store.components.catalog.recount()
+        store.database.execute("UPDATE entries SET bytes = bytes + 1000 WHERE id = 2")
+        store.catalog.recount()
         assert store.used_bytes == bytes_on_disk(tmp_path) + 1000
         report = store.verify()
         assert (report.checked, report.damaged, report.miscounted, report.sound) == (3, (), True, False)
@@ -184,7 +184,7 @@ def test_a_file_whose_row_cannot_be_written_is_deleted(
         raise RuntimeError("no row")
 
     with ChunkStore(tmp_path) as store:
-        monkeypatch.setattr(store.components.catalog, "insert", fail)
+        monkeypatch.setattr(store.catalog, "insert", fail)
         with pytest.raises(RuntimeError, match="no row"):
             put(store, chunk(1))
         assert list(tmp_path.glob("??/*")) == []

@@ -119,14 +119,14 @@ def test_kv_of_a_document_removed_meanwhile_is_not_stored(
         assert not put(store, B, after_a, a)
         store.own("document of a", [a])
 
-        write = store.components.tiers.disk.files.write
+        write = store.tiers.disk.files.write
 
         def removed_meanwhile(*args: object) -> str:
             name = write(*args)  # type: ignore[arg-type]
             other_process.disown("document of a")
             return name
 
-        monkeypatch.setattr(store.components.tiers.disk.files, "write", removed_meanwhile)
+        monkeypatch.setattr(store.tiers.disk.files, "write", removed_meanwhile)
         with ChunkStore(tmp_path) as other_process:
             assert not put(store, B, after_a, a)
         assert store.stats().entries == len(entry_files(tmp_path)) == 2

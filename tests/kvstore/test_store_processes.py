@@ -124,17 +124,17 @@ def test_an_interrupt_right_after_the_commit_leaves_the_entry_whole(
 ) -> None:
     """Ctrl-C arrives during the commit and is raised right after it."""
     with ChunkStore(tmp_path) as store:
-        commit = store.components.database.transaction
+        commit = store.database.transaction
 
         @contextmanager
         def interrupted() -> Iterator[None]:
             with commit():
                 yield
-            if not store.components.database.in_transaction:
+            if not store.database.in_transaction:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(store.components.database, "transaction", interrupted)
+            patched.setattr(store.database, "transaction", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 put(store, chunk(1))
     with ChunkStore(tmp_path) as store:

@@ -129,7 +129,7 @@ def test_streaming_stops_when_no_request_wants_the_entry_and_found_kv_stays_vali
             found = present(find(store, lease))
             assert eventually(lambda: len(slowly.held_back) == 1)
         slowly.go_on.set()
-        fetcher = store.components.tiers.fetcher
+        fetcher = store.tiers.fetcher
         assert fetcher is not None
         assert eventually(lambda: fetcher.pending == 0)
         assert len(slowly.asked) == 2
@@ -194,7 +194,7 @@ def test_an_entry_without_references_is_freed_at_once(
     ends: str, tmp_path: Path, tier: FakeRemoteTier, slowly: Slowly
 ) -> None:
     with another(tmp_path, tier) as store:
-        fetcher = store.components.tiers.fetcher
+        fetcher = store.tiers.fetcher
         assert fetcher is not None
         with store.lease() as lease:
             found = present(find(store, lease))
@@ -276,7 +276,7 @@ def test_an_import_stores_the_entry_it_verified_and_not_one_that_a_later_request
     tmp_path: Path, tier: FakeRemoteTier, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with another(tmp_path, tier) as store, store.lease() as late:
-        tiers = store.components.tiers
+        tiers = store.tiers
         fetcher, find_all = tiers.fetcher, tiers.find
         assert fetcher is not None
         monkeypatch.setattr(fetcher, "store", lambda fetched: None)

@@ -110,7 +110,7 @@ def test_an_entry_with_damage_in_an_unused_layer_is_not_stored(
     tmp_path: Path, tier: FakeRemoteTier, slowly: Slowly
 ) -> None:
     with another(tmp_path, tier) as store:
-        fetcher = store.components.tiers.fetcher
+        fetcher = store.tiers.fetcher
         assert fetcher is not None
         with store.lease() as lease:
             found = present(find(store, lease))
@@ -211,7 +211,7 @@ def test_an_entry_that_cannot_be_stored_is_released(
         raise RuntimeError("out of memory")
 
     with another(tmp_path, tier) as store, store.lease() as lease:
-        fetcher = store.components.tiers.fetcher
+        fetcher = store.tiers.fetcher
         assert fetcher is not None
         monkeypatch.setattr(fetcher, "store", keep)
         assert same(find(store, lease), KV)
@@ -227,7 +227,7 @@ def test_after_closing_the_missing_layers_cannot_be_read(
     with ChunkStore(tmp_path / "first", shared=shared) as first:
         put(first, kv, provenance)
     with ChunkStore(tmp_path / "second", shared=shared) as second:
-        fetcher = second.components.tiers.fetcher
+        fetcher = second.tiers.fetcher
         assert fetcher is not None
         monkeypatch.setattr(fetcher.loader, "run_later", lambda task: None)
         with second.lease() as lease:

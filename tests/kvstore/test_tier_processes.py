@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kvweave.kvstore.assembly import open_remote_tier
-from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.chunk_store import ChunkStore, open_remote_tier
 from support.processes import child_processes
 from support.store_samples import chunk, get, listed, put, same
 from support.tier_servers import Server

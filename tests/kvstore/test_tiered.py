@@ -56,7 +56,7 @@ def test_retrieved_entries_are_promoted_to_memory_and_served_from_there(tmp_path
         shutil.rmtree(entry_files(tmp_path)[0].parent)  # the disk is not needed for entries in memory
         for file in entry_files(tmp_path):
             file.unlink()
-        store.components.tiers.disk.files.forget()
+        store.tiers.disk.files.forget()
         assert same(get(store, kv), kv)
         assert same_feature(get_feature(store, about), about)
         by_tier = store.stats().by_tier
@@ -68,7 +68,7 @@ def test_the_host_tier_is_off_by_default(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         put(store, chunk(1))
         get(store, chunk(1))
-        store.components.tiers.close()
+        store.tiers.close()
         assert hosted(store) == 0
 
 
@@ -86,8 +86,8 @@ def test_the_more_used_entry_replaces_the_less_used_one_in_memory_and_never_the_
         get(store, chunk(1))
         assert eventually(lambda: hosted(store) == 1)
         get(store, chunk(2))
-        store.components.tiers.reads.close()  # waits for background work
-        host = store.components.tiers.host
+        store.tiers.reads.close()  # waits for background work
+        host = store.tiers.host
         assert host.peek(key_of(store, digest(chunk(1))[0], ISOLATED).digest) is not None
         assert store.stats().by_tier["host"].bytes == size
 
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_not_copied_into_memory(tmp_path: Path, caplog: pytest
         with caplog.at_level(logging.DEBUG, "kvweave"):
             found = store.find(MODEL, [(chunk(1).token_ids, [ISOLATED])])[0]
             assert found is not None  # its layers are verified when they are used
-            store.components.tiers.reads.close()
+            store.tiers.reads.close()
         assert hosted(store) == 0
         assert "not kept in memory" in caplog.text
 
@@ -161,8 +161,8 @@ def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
         for seed in range(3):
             put(store, chunk(seed))
         size = chunk(0).bytes
-        tiers = store.components.tiers
-        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store.components.pins.in_use))
+        tiers = store.tiers
+        tiers.attach(DeviceTier(torch.device("cpu"), 2 * size, store.pins.in_use))
         for seed in range(3):
             assert same(get(store, chunk(seed)), chunk(seed))
         assert eventually(lambda: store.stats().by_tier["device"].entries == 2)
@@ -178,7 +178,7 @@ def test_kv_on_a_device_is_served_first_and_capped(tmp_path: Path) -> None:
 def test_a_cpu_is_not_attached_as_a_device(tmp_path: Path) -> None:
     with ChunkStore(tmp_path) as store:
         store.attach_device(torch.device("cpu"), 10**6)
-        assert store.components.tiers.device is None
+        assert store.tiers.device is None
 
 
 def test_a_device_without_a_cap_is_used_once_it_has_one(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_prefetched_file_is_not_opened_again(tmp_path: Path, monkeypatch: pyte
         store.forget_recent()
         with store.lease() as lease:
             store.prefetch(MODEL, [digest(kv), digest(chunk(2))], lease)
-            files = store.components.tiers.disk.files
+            files = store.tiers.disk.files
             path = entry_files(tmp_path)[0].relative_to(tmp_path).as_posix()
             assert eventually(lambda: files.recent(path) is not None)
             monkeypatch.setattr(files, "open", None)  # the file is not opened again
@@ -212,7 +212,7 @@ def test_a_prefetched_file_is_not_opened_again(tmp_path: Path, monkeypatch: pyte
             assert found is not None
             assert same(found[0], kv)
         assert (store.stats().hits, store.stats().misses) == (1, 0)
-        assert store.components.tiers.reads.pending == 0
+        assert store.tiers.reads.pending == 0
 
 
 def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
             assert go_on.wait(WITHIN_S)
             raise OSError("not read after all")
 
-        monkeypatch.setattr(store.components.tiers.disk.files, "open", slow)
+        monkeypatch.setattr(store.tiers.disk.files, "open", slow)
 
         def fail() -> None:
             with store.lease() as lease:
@@ -240,9 +240,9 @@ def test_unused_prefetches_are_cancelled(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(ZeroDivisionError):
             fail()
         go_on.set()
-        assert eventually(lambda: store.components.tiers.reads.pending == 0)
+        assert eventually(lambda: store.tiers.reads.pending == 0)
         assert len(opened) < 12
-        assert store.components.pins.in_use() == frozenset()
+        assert store.pins.in_use() == frozenset()
 
 
 def test_damage_found_by_a_prefetch_is_reported_by_the_look_up(
@@ -267,7 +267,7 @@ def test_prefetch_loads_the_first_provenance_that_is_stored(tmp_path: Path) -> N
         put(store, kv, good)
         with store.lease() as lease:
             store.prefetch(MODEL, [(digest_tokens(kv.token_ids), [best, good])], lease)
-            assert store.components.pins.in_use() == {key_of(store, digest_tokens(kv.token_ids), good).digest}
+            assert store.pins.in_use() == {key_of(store, digest_tokens(kv.token_ids), good).digest}
 
 
 # Entries in use
@@ -306,4 +306,4 @@ def test_a_request_without_a_lease_pins_nothing(tmp_path: Path) -> None:
         put(store, chunk(0))
         store.find(MODEL, [(chunk(0).token_ids, [ISOLATED])])
         get(store, chunk(0))
-        assert store.components.pins.in_use() == frozenset()
+        assert store.pins.in_use() == frozenset()

@@ -45,7 +45,7 @@ def test_all_versions_of_several_chunks_are_listed_by_one_query(tmp_path: Path) 
         put(other, KV, PATHS[1])
         store.put(fingerprint("b" * 32), KV, PATHS[2], [])
         put_feature(store, feature(1))
-        with statements(store.components.database) as sent:
+        with statements(store.database) as sent:
             asked = [chunk(2).token_ids, chunk(3).token_ids, KV.token_ids]
             second, absent, first = store.versions(MODEL, asked)
         assert len(sent) == 1
@@ -136,7 +136,7 @@ def test_versions_are_dropped_in_the_transaction_that_lists_the_new_one(
     with ChunkStore(tmp_path) as store:
         capped(store, PATHS[0], 1)
         with monkeypatch.context() as patch:
-            patch.setattr(store.components.capacity, "make_room", fail)  # the last step before the commit
+            patch.setattr(store.capacity, "make_room", fail)  # the last step before the commit
             with pytest.raises(RuntimeError, match="interrupted"):
                 capped(store, PATHS[1], 1)
         assert store.versions(MODEL, [KV.token_ids]) == [[PATHS[0]]]

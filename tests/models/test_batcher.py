@@ -122,7 +122,8 @@ def test_shared_spans_equal_own_copies_whatever_is_read_of_them(many):
     plain = quiet_adapter("llama")
     own, _ = start(plain, stored, 0)
     like = torch.empty(1, 2, 1, plain.geometry.head_width)
-    close(shared.layer_keys(1, like), own.layer_keys(1, like))
+    for one, other in zip(shared.layer_kv(1, like), own.layer_kv(1, like), strict=True):
+        close(one, other)
     probes = AttentionProbe(torch.arange(50, N)), AttentionProbe(torch.arange(50, N))
     for adapter, kv_cache, probe in zip((many, plain), (shared, own), probes, strict=True):
         plan = adapter.rows(torch.arange(45, N))

@@ -29,7 +29,7 @@ IDS = torch.randint(3, 260, (1, 90), generator=torch.Generator().manual_seed(1))
 def converted(path: Path, home: Path) -> Path:
     found = gguf_folder(str(path), home)
     assert found is not None
-    return found.folder
+    return Path(found.place)
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:

@@ -8,6 +8,7 @@ from transformers import AttentionInterface
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import GroupedPlan
+from kvweave.ops.grouped_attention import ContextGroup
 from kvweave.testing import FAMILIES
 from kvweave.types import TokenizedPrompt
 from support.oracle import partial_prefill, stock
@@ -29,6 +30,7 @@ from support.prompts import (
 
 TOLERANCE = 2e-4  # as in the parity tests
 TEMPERATURE, SCALE = 0.8, 0.7
+GROUP = ContextGroup(20, 40, 0.9, 0.9)
 PROMPT = TokenizedPrompt(tuple(APE_IDS), (), (0, 0))
 
 
@@ -77,7 +79,7 @@ def test_overlapping_positions_without_a_group_equal_plain_transformers_at_those
 
 def test_a_group_without_temperature_and_scale_makes_no_difference(adapter):
     rows = torch.arange(30, N)
-    plan = GroupedPlan(rows, adapter.geometry.dtype, columns=(20, 40), temperature=1, scale=1)
+    plan = GroupedPlan(rows, adapter.geometry.dtype, ContextGroup(20, 40, 1, 1))
     got = adapter.compute(stale_kv_cache(adapter), IDS, plan)
     expected = adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(rows))
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
@@ -141,12 +143,12 @@ def test_rows_of_the_context_attend_causally():
     adapter = quiet_adapter("gemma2")
     rows = torch.arange(N)
     grouped, plain = adapter.new_cache(N), adapter.new_cache(N)
-    plan = GroupedPlan(rows, adapter.geometry.dtype, columns=(20, 40))
+    plan = GroupedPlan(rows, adapter.geometry.dtype, GROUP)
     logits = adapter.compute(grouped, IDS, plan)
     adapter.compute(plain, IDS, adapter.rows(rows))
     for one, other in zip(held(grouped, 40), held(plain, 40), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    again = GroupedPlan(rows[40:], adapter.geometry.dtype, columns=(20, 40))
+    again = GroupedPlan(rows[40:], adapter.geometry.dtype, GROUP)
     torch.testing.assert_close(adapter.compute(plain, IDS, again), logits, atol=1e-4, rtol=1e-4)
 
 
@@ -162,8 +164,8 @@ def outgrowing(adapter):
     """Return a cache 3 positions short of the 64 that the short frequencies are trained to."""
     ids = [*IDS, 5]
     kv_cache = adapter.new_cache(61)
-    kv_cache.continuation = partial(GroupedPlan, dtype=adapter.geometry.dtype, columns=(20, 40))
-    plan = GroupedPlan(torch.arange(61), adapter.geometry.dtype, columns=(20, 40))
+    kv_cache.continuation = partial(GroupedPlan, dtype=adapter.geometry.dtype, group=GROUP)
+    plan = GroupedPlan(torch.arange(61), adapter.geometry.dtype, GROUP)
     return kv_cache, adapter.compute(kv_cache, ids, plan), TokenizedPrompt(tuple(ids), (), (0, 0))
 
 

@@ -14,9 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import kvweave
 from kvweave import hub
-from kvweave.embedding import TextEncoder
+from kvweave.embedding import Reranker, TextEncoder
 from kvweave.models.source import gguf_folder
-from kvweave.reranking import Reranker
 from kvweave.testing import tiny_model, tiny_tokenizer
 from support.gguf_files import write_gguf
 

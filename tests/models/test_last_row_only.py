@@ -55,17 +55,15 @@ def test_the_last_layers_network_runs_for_one_row():
 
 def test_hooks_see_all_rows_once_and_change_no_bit():
     adapter = quiet_adapter("llama")
-    queries, updates = Seen(), Seen()
-    plan = adapter.rows(ROWS)
-    plan.hooks.append(queries)
-    hooked = adapter.compute(stale_kv_cache(adapter), IDS, plan, hook=updates, capture=True)
+    seen, plan = Seen(), adapter.rows(ROWS)
+    plan.hooks.append(seen)
+    hooked = adapter.compute(stale_kv_cache(adapter), IDS, plan, capture=True)
     assert torch.equal(hooked, adapter.compute(stale_kv_cache(adapter), IDS, adapter.rows(ROWS)))
-    for seen in (queries, updates):
-        assert [rows.tolist() for rows in seen.rows] == [ROWS.tolist()] * adapter.geometry.layers
+    assert [rows.tolist() for rows in seen.rows] == [ROWS.tolist()] * adapter.geometry.layers
 
 
 class Seen:
-    """Records the rows of each layer, from updates or queries."""
+    """Records the rows of each layer."""
 
     def __init__(self):
         self.rows = []

@@ -16,8 +16,7 @@ import kvweave
 from kvweave.errors import InvalidRequest, ModelNotFound, StoreError, StoreFull
 from kvweave.files import try_lock
 from kvweave.models.gguf import conversions, convert
-from kvweave.models.gguf.conversions import Conversions, file_stamps
-from kvweave.models.gguf.reporting import reporting
+from kvweave.models.gguf.conversions import Conversions, file_stamps, reporting
 from kvweave.models.source import choose_model, gguf_folder
 from kvweave.testing import tiny_tokenizer
 from support.gguf_files import write_gguf
@@ -41,7 +40,7 @@ def home(tmp_path):
 def converted(name: str | Path, home: Path) -> Path:
     found = gguf_folder(str(name), home)
     assert found is not None
-    return found.folder
+    return Path(found.place)
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[object]:

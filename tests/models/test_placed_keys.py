@@ -31,12 +31,12 @@ def test_reading_a_layers_keys_first_changes_no_bit_of_a_later_pass(read):
     adapter, rows = quiet_adapter("llama"), torch.arange(40, N)
     plain, kv_cache = stale_kv_cache(adapter), stale_kv_cache(adapter)
     like = adapter.encode(IDS[:1]).kv[0, 0][None]
-    seen = {layer: kv_cache.layer_keys(layer, like).clone() for layer in read}
+    seen = {layer: kv_cache.layer_kv(layer, like)[0].clone() for layer in read}
     assert torch.equal(*(adapter.compute(each, IDS, adapter.rows(rows)) for each in (plain, kv_cache)))
     for layer, keys in seen.items():
         assert torch.equal(keys[:, :, :40], plain.layers[layer].keys[:, :, :40])
         assert not keys[:, :, 40:].any()
-    assert torch.equal(kv_cache.layer_keys(1, like), plain.layers[1].keys[:, :, :N])
+    assert torch.equal(kv_cache.layer_kv(1, like)[0], plain.layers[1].keys[:, :, :N])
 
 
 FAMILIES = ["llama", "llama-dynamic", "phi3-partial", "phi3-longrope", "smollm3"]

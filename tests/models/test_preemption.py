@@ -215,7 +215,7 @@ def test_flops_equal_those_of_the_librarys_matrix_products():
         for operation, count in counter.get_flop_counts()["Global"].items()
         if operation in (torch.ops.aten.mm, torch.ops.aten.addmm)
     )
-    cost = PassCost.of(adapter.model)
+    cost = PassCost.of(adapter.model, adapter.geometry)
     layers, heads, width = 3, 4, 8
     attention = sum(4 * heads * width * (row + 1) for row in range(len(ids))) * layers
     assert low.flops == products + attention
@@ -223,18 +223,19 @@ def test_flops_equal_those_of_the_librarys_matrix_products():
 
 
 def test_windows_bound_the_keys_and_only_used_experts_count():
-    windowed = PassCost.of(tiny_adapter("gemma3").model)
+    sliding = tiny_adapter("gemma3")
+    windowed = PassCost.of(sliding.model, sliding.geometry)
     assert windowed.windows == (16, None, 16)
     far = windowed.flops(torch.tensor([99]), 0) - windowed.per_row
     assert far == windowed.per_key * (16 + 100 + 16)
-    mixture = tiny_adapter("mixtral").model  # 2 of 4 experts
-    experts = sum(p.numel() for n, p in mixture.named_parameters() if ".experts." in n and p.dim() > 1)
+    mixture = tiny_adapter("mixtral")  # 2 of 4 experts
+    experts = sum(p.numel() for n, p in mixture.model.named_parameters() if ".experts." in n and p.dim() > 1)
     others = sum(
         p.numel()
-        for n, p in mixture.named_parameters()
+        for n, p in mixture.model.named_parameters()
         if ".layers." in n and ".experts." not in n and p.dim() > 1
     )
-    assert PassCost.of(mixture).per_row == 2 * (others + experts // 2)
+    assert PassCost.of(mixture.model, mixture.geometry).per_row == 2 * (others + experts // 2)
 
 
 def test_a_pass_waits_for_one_block_of_low_priority_at_most():

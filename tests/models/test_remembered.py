@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from kvweave.models import fingerprint, loading
+from kvweave.models.fingerprint import ModelMemory
 from kvweave.models.loading import load_model
-from kvweave.models.remembered import ModelMemory
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Models continued from stored states against plain transformers: the same split bit for bit, one pass but for rounding."""
 
 import inspect
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +16,9 @@ from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import store_entries
 from kvweave.recipes.request import Budget
 from kvweave.recipes.snapshots import STATE, run_from_snapshot, uses_exact_prefixes_alone
-from kvweave.testing import REFUSED, tiny_model, tiny_tokenizer
+from kvweave.testing import tiny_model, tiny_tokenizer
 from kvweave.types import Span, TokenizedPrompt
+from support.refused_models import refused_model
 
 N, ENDS = 100, (40, 70, 100)
 IDS = tuple(torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(1)).tolist())
@@ -28,19 +28,12 @@ PROMPT = TokenizedPrompt(
 TOLERANCE = 2e-4  # of the largest logit; recurrent kernels sum in another order for other lengths
 PREFIX = recipe_named("prefix")
 KINDS = [kind for limitation in PREFIX_ONLY for kind in limitation.families.values()]
-TINY = {kind: family for family, (kind, _, _) in REFUSED.items()}
-
-
-def quiet_model(kind, dtype=torch.float32):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some families warn about tiny configurations
-        return tiny_model(TINY[kind], dtype=dtype)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request):
     """Our adapter, and an equal model that kvweave has not touched."""
-    return adapt(quiet_model(request.param), tiny_tokenizer(), request.param), quiet_model(request.param)
+    return adapt(refused_model(request.param), tiny_tokenizer(), request.param), refused_model(request.param)
 
 
 def split_pass(plain) -> Iterator[torch.Tensor]:
@@ -145,8 +138,8 @@ def test_what_is_continued_from_a_snapshot_leaves_the_snapshot_alone(pair):
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "granitemoehybrid", "lfm2", "gpt_oss"])
 def test_bfloat16_is_continued_bit_for_bit_too(kind, tmp_path):
-    adapter = adapt(quiet_model(kind, torch.bfloat16), tiny_tokenizer(), kind)
-    *_, expected = split_pass(quiet_model(kind, torch.bfloat16))
+    adapter = adapt(refused_model(kind, torch.bfloat16), tiny_tokenizer(), kind)
+    *_, expected = split_pass(refused_model(kind, torch.bfloat16))
     with ChunkStore(tmp_path) as store:
         for _ in range(2):
             result = run_from_snapshot(PREFIX, adapter, store, PROMPT, Budget())
@@ -156,7 +149,7 @@ def test_bfloat16_is_continued_bit_for_bit_too(kind, tmp_path):
 
 
 def test_a_model_whose_frequencies_depend_on_the_length_is_refused():
-    model = quiet_model("stablelm")
+    model = refused_model("stablelm")
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     with pytest.raises(UnsupportedModel, match="depend on the length"):
         adapt(model, tiny_tokenizer(), "tiny")
@@ -172,7 +165,7 @@ def test_a_model_that_kvs_can_be_placed_in_is_used_so():
 
 
 def test_too_long_a_prompt_is_refused(tmp_path):
-    adapter = adapt(quiet_model("qwen3_next"), tiny_tokenizer(), "tiny")
+    adapter = adapt(refused_model("qwen3_next"), tiny_tokenizer(), "tiny")
     ids = IDS * 6
     prompt = TokenizedPrompt(ids, (Span("system", 0, 0), Span("question", 0, len(ids))), (0, len(ids)))
     with ChunkStore(tmp_path) as store, pytest.raises(PromptTooLong, match="tiny"):

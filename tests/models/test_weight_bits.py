@@ -79,7 +79,7 @@ def test_recomputing_everything_is_full_attention_up_to_rounding(tmp_path):
 
 def test_shapes_and_counts_are_those_of_the_full_model():
     full, small = tiny_adapter(), Adapter(quantised(), tiny_tokenizer())
-    assert PassCost.of(small.model) == PassCost.of(full.model)
+    assert PassCost.of(small.model, small.geometry) == PassCost.of(full.model, full.geometry)
     assert small.geometry == full.geometry
     assert small.model.get_output_embeddings().weight.shape == full.model.get_output_embeddings().weight.shape
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvweave.ops import blocked_attention
-from kvweave.ops.attention import AttentionInput, KVRows, attend_reference, merge_spans
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, merge_spans
 from kvweave.ops.blocked_attention import RowBlocks, attend_rows
+from support.definitions import attend_reference
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
@@ -45,14 +46,14 @@ def test_blocks_over_merged_keys_equal_the_definition(
     given = AttentionInput(shared, random_rows(positions, generator), skip=positions)
     query = torch.randn(1, HEADS, len(rows), WIDTH, generator=generator)
 
-    expected = attend_reference(query, positions, given, scaling=0.3, window=window, softcap=softcap)
+    expected = attend_reference(query, positions, given, AttentionSettings(0.3, window, softcap))
     blocks = RowBlocks(positions, window=window, dtype=query.dtype)
-    got = attend_rows(query, given, blocks, scaling=0.3, softcap=softcap)
+    got = attend_rows(query, given, blocks, AttentionSettings(0.3, softcap=softcap))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
     keys, values = merge_spans(given, length)
     merged = AttentionInput((), KVRows(keys, values, torch.arange(length)), skip=positions[:0])
-    again = attend_rows(query, merged, blocks, scaling=0.3, softcap=softcap)
+    again = attend_rows(query, merged, blocks, AttentionSettings(0.3, softcap=softcap))
     assert torch.equal(again, got)
 
 
@@ -72,9 +73,9 @@ def test_a_skipped_row_has_no_influence() -> None:
     span, private = random_rows(torch.arange(0, 6), generator), random_rows(torch.tensor([2, 6]), generator)
     query = torch.randn(1, HEADS, 2, WIDTH, generator=generator)
     given = AttentionInput((span,), private, skip=torch.tensor([2]))
-    before = attend_reference(query, private.positions, given, scaling=0.3)
+    before = attend_reference(query, private.positions, given, AttentionSettings(0.3))
     span.keys[:, :, 2] += 100
-    assert torch.equal(attend_reference(query, private.positions, given, scaling=0.3), before)
+    assert torch.equal(attend_reference(query, private.positions, given, AttentionSettings(0.3)), before)
 
 
 def test_a_full_prefill_needs_no_mask() -> None:
@@ -113,8 +114,8 @@ def test_adjacent_rows_are_one_block() -> None:
         for window in (None, 690):
             rows = RowBlocks(positions, window=window, dtype=query.dtype)
             assert len(rows.blocks) == count
-            got = attend_rows(query, given, rows, scaling=0.3)
-            expected = attend_reference(query, positions, given, scaling=0.3, window=window)
+            got = attend_rows(query, given, rows, AttentionSettings(0.3))
+            expected = attend_reference(query, positions, given, AttentionSettings(0.3, window))
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     assert (
         len(RowBlocks(torch.arange(660, 700), window=100, dtype=query.dtype).blocks)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kvweave.errors import InvalidRequest
 from kvweave.ops import attention as logits
-from kvweave.ops.attention import AttentionInput, KVRows, attend_reference
-from kvweave.ops.grouped_attention import ContextGroup, attend_grouped, attend_grouped_reference
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows
+from kvweave.ops.grouped_attention import ContextGroup, attend_grouped
+from support.definitions import attend_grouped_reference, attend_reference
 
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
 
@@ -43,10 +44,10 @@ def test_the_fast_version_equals_the_definition(layout, window, softcap, tempera
     rows, (keys, values) = torch.tensor(positions), prompt(length, seed)
     query = torch.randn(1, HEADS, len(rows), WIDTH, generator=torch.Generator().manual_seed(seed + 1))
     group = ContextGroup(*columns, temperature, scale)
-    how = {"scaling": 0.3, "window": window, "softcap": softcap}
-    expected = attend_grouped_reference(query, rows, stored(keys, values), group, **how)
+    how = AttentionSettings(0.3, window, softcap)
+    expected = attend_grouped_reference(query, rows, stored(keys, values), group, how)
     assert expected.isfinite().all()
-    got = attend_grouped(query, rows, keys, values, group, **how)
+    got = attend_grouped(query, rows, keys, values, group, how)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -56,10 +57,10 @@ def test_at_temperature_and_scale_1_it_is_plain_attention(layout, window, softca
     length, positions, columns, seed = layout
     rows, (keys, values) = torch.tensor(positions), prompt(length, seed)
     query = torch.randn(1, HEADS, len(rows), WIDTH, generator=torch.Generator().manual_seed(seed + 1))
-    how = {"scaling": 0.3, "window": window, "softcap": softcap}
-    expected = attend_reference(query, rows, stored(keys, values), **how)
+    how = AttentionSettings(0.3, window, softcap)
+    expected = attend_reference(query, rows, stored(keys, values), how)
     group = ContextGroup(*columns, 1, 1)
-    got = attend_grouped_reference(query, rows, stored(keys, values), group, **how)
+    got = attend_grouped_reference(query, rows, stored(keys, values), group, how)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -77,22 +78,24 @@ def test_the_definition_number_by_number():
     keys, values = torch.tensor(logit).reshape(1, 1, 4, 1), torch.tensor(value).reshape(1, 1, 4, 1)
     query, rows = torch.ones(1, 1, 1, 1), torch.tensor([3])
     group = ContextGroup(1, 3, temperature, scale)
-    got = attend_grouped_reference(query, rows, stored(keys, values), group, scaling=1.0)
+    got = attend_grouped_reference(query, rows, stored(keys, values), group, AttentionSettings(1.0))
     assert got.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch):
     keys, values = prompt(20, 0)
     query, rows, group = torch.randn(1, HEADS, 9, WIDTH), torch.arange(11, 20), ContextGroup(3, 11, 0.9, 0.9)
-    whole = attend_grouped(query, rows, keys, values, group, scaling=1.0)
+    whole = attend_grouped(query, rows, keys, values, group, AttentionSettings(1.0))
     monkeypatch.setattr(logits, "MAX_LOGITS", 2 * HEADS * 20)
-    torch.testing.assert_close(attend_grouped(query, rows, keys, values, group, scaling=1.0), whole)
+    torch.testing.assert_close(
+        attend_grouped(query, rows, keys, values, group, AttentionSettings(1.0)), whole
+    )
 
 
 def test_no_rows_give_nothing():
     keys, values = prompt(5, 0)
     query, rows = torch.randn(1, HEADS, 0, WIDTH), torch.empty(0, dtype=torch.long)
-    got = attend_grouped(query, rows, keys, values, ContextGroup(1, 3, 0.9, 0.9), scaling=1.0)
+    got = attend_grouped(query, rows, keys, values, ContextGroup(1, 3, 0.9, 0.9), AttentionSettings(1.0))
     assert got.shape == (1, HEADS, 0, WIDTH)
 
 

@@ -7,15 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
-from kvweave.ops.quantise import (
-    BITS,
-    all_finite,
-    dequantise_reference,
-    find_outliers,
-    quantise,
-    quantised_bytes,
-)
+from kvweave.ops.quantise import BITS, all_finite, find_outliers, quantise, quantised_bytes
 from kvweave.types import ChunkKV, Storage
+from support.definitions import dequantise_reference
 
 STORAGES: list[Storage] = ["int8", "int4"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -5,6 +5,8 @@ Without a GPU the kernel runs in Triton's interpreter (see conftest.py).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,20 +15,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvweave.ops import blocked_attention
-from kvweave.ops.attention import AttentionInput, KVRows, ReferenceAttention, RowAttention, attend_reference
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import BlockedAttention, SplitAttention
-from kvweave.ops.paged_attention import HIDDEN, PAGE_ROWS, cut_pages
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave.ops.span_attention import SpanAttention
+from support.definitions import ReferenceAttention, attend_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def kernel(rows: Sequence[Tensor]) -> RowAttention:
+def paged() -> ModuleType:
     pytest.importorskip("triton", reason="the extra gpu is not installed")
-    from kvweave.ops.paged_attention import PagedAttention
+    return import_module("kvweave.ops.paged_attention")
 
-    return PagedAttention(rows)
+
+def kernel(rows: Sequence[Tensor]) -> RowAttention:
+    found: RowAttention = paged().PagedAttention(rows)
+    return found
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Sequence[Tensor]], RowAttention]] = {
@@ -98,13 +103,13 @@ def test_every_implementation_agrees_with_the_definition(
     name: str, case: Case, window: int | None, softcap: float | None
 ) -> None:
     attention = IMPLEMENTATIONS[name](case.rows)
-    how = {"scaling": 0.3, "window": window, "softcap": softcap}
-    got = attention.attend(case.query, case.given, **how)
+    how = AttentionSettings(0.3, window, softcap)
+    got = attention.attend(case.query, case.given, how)
     assert got.shape == case.query.shape
     start = 0
     for rows, own in zip(case.rows, case.given, strict=True):
         query = case.query[:, :, start : start + rows.numel()]
-        expected = attend_reference(query, rows, own, **how)
+        expected = attend_reference(query, rows, own, how)
         torch.testing.assert_close(got[:, :, start : start + rows.numel()], expected, atol=2e-5, rtol=1e-4)
         start += rows.numel()
 
@@ -128,9 +133,9 @@ def three_chunks(seed: int, *, dtype: torch.dtype = torch.float32) -> Case:
 def test_the_next_layer_has_other_keys_at_the_same_positions(name: str) -> None:
     first, second = three_chunks(0), three_chunks(1)
     attention = IMPLEMENTATIONS[name](first.rows)
-    attention.attend(first.query, first.given, scaling=0.3)
-    again = attention.attend(second.query, second.given, scaling=0.3)
-    alone = IMPLEMENTATIONS[name](second.rows).attend(second.query, second.given, scaling=0.3)
+    attention.attend(first.query, first.given, AttentionSettings(0.3))
+    again = attention.attend(second.query, second.given, AttentionSettings(0.3))
+    alone = IMPLEMENTATIONS[name](second.rows).attend(second.query, second.given, AttentionSettings(0.3))
     assert torch.equal(again, alone)
 
 
@@ -140,12 +145,12 @@ def test_stale_copies_are_not_seen_and_inputs_are_not_changed(name: str) -> None
     spans = [span for own in case.given for span in own.spans]
     held = [span.keys.sum() for span in spans]
     attention = IMPLEMENTATIONS[name](case.rows)
-    before = attention.attend(case.query, case.given, scaling=0.3)
+    before = attention.attend(case.query, case.given, AttentionSettings(0.3))
     assert [span.keys.sum() for span in spans] == held
     # Row 3 is stale for the first request alone: only the second may notice that its copy changes.
     case.given[0].shared[0].keys[:, :, 3] += 5
     case.given[0].shared[0].values[:, :, 3] += 5
-    after = attention.attend(case.query, case.given, scaling=0.3)
+    after = attention.attend(case.query, case.given, AttentionSettings(0.3))
     assert torch.equal(after[:, :, :5], before[:, :, :5])
     assert not torch.equal(after[:, :, 5:], before[:, :, 5:])
 
@@ -158,8 +163,8 @@ def test_other_dtypes_stay_near_the_definition(name: str, dtype: torch.dtype) ->
     case = three_chunks(0, dtype=dtype)
     made = {"kernel": kernel, "split": SplitAttention, "blocks": BlockedAttention}[name]
     attention = made(case.rows) if name == "kernel" else made(case.rows, dtype)
-    expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3)
-    got = attention.attend(case.query, case.given, scaling=0.3)
+    expected = ReferenceAttention(case.rows).attend(case.query, case.given, AttentionSettings(0.3))
+    got = attention.attend(case.query, case.given, AttentionSettings(0.3))
     assert got.dtype == dtype
     allowed = 4 * torch.finfo(dtype).eps + 1e-6  # the definition computes in float32
     torch.testing.assert_close(got, expected, atol=allowed, rtol=allowed)
@@ -174,8 +179,8 @@ def test_views_of_stored_tensors_are_read_in_place(name: str) -> None:
     private = replace(case.given[0].private, keys=transposed)
     given = [replace(case.given[0], shared=shared, private=private)]
     query = case.query[:, :, :5]
-    expected = ReferenceAttention(case.rows[:1]).attend(query, given, scaling=0.3)
-    got = IMPLEMENTATIONS[name](case.rows[:1]).attend(query, given, scaling=0.3)
+    expected = ReferenceAttention(case.rows[:1]).attend(query, given, AttentionSettings(0.3))
+    got = IMPLEMENTATIONS[name](case.rows[:1]).attend(query, given, AttentionSettings(0.3))
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -186,31 +191,32 @@ def test_a_whole_prompt_may_have_any_memory_layout(name: str) -> None:
     query, keys, values = (torch.randn(1, 2, 16, 90, generator=generator).transpose(2, 3) for _ in range(3))
     rows = [torch.tensor([4, 40, 89])]
     given = [AttentionInput((), KVRows(keys, values, torch.arange(90)), torch.empty(0))]
-    got = IMPLEMENTATIONS[name](rows).attend(query[:, :, :3], given, scaling=0.3)
-    expected = ReferenceAttention(rows).attend(query[:, :, :3], given, scaling=0.3)
+    got = IMPLEMENTATIONS[name](rows).attend(query[:, :, :3], given, AttentionSettings(0.3))
+    expected = ReferenceAttention(rows).attend(query[:, :, :3], given, AttentionSettings(0.3))
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_each_position_of_a_request_is_visible_in_one_page() -> None:
     case = three_chunks(0)
-    pages = cut_pages(case.given)
+    pages, hidden = paged().cut_pages(case.given), paged().HIDDEN
     for request in range(2):
         own = slice(int(pages.edges[request]), int(pages.edges[request + 1]))
-        shown = pages.positions[own][pages.positions[own] != HIDDEN]
+        shown = pages.positions[own][pages.positions[own] != hidden]
         last = int(case.rows[request][-1])
         assert shown.sort().values.tolist() == list(range(last + 1))
         for (low, high), positions in zip(pages.bounds[own].tolist(), pages.positions[own], strict=True):
-            visible = positions[positions != HIDDEN]
+            visible = positions[positions != hidden]
             assert (low, high) == (int(visible.min()), int(visible.max()))
 
 
 def test_pages_of_stale_rows_only_are_left_out() -> None:
-    positions = torch.arange(3 * PAGE_ROWS)
-    keys = torch.zeros(1, 1, 3 * PAGE_ROWS, 8)
-    stale = positions[PAGE_ROWS : 2 * PAGE_ROWS]
-    private = KVRows(keys[:, :, :PAGE_ROWS], keys[:, :, :PAGE_ROWS], stale)
-    pages = cut_pages([AttentionInput((KVRows(keys, keys, positions),), private, skip=stale)])
-    assert pages.places.tolist() == [[0, 0], [0, 2 * PAGE_ROWS], [1, 0]]
+    rows = paged().PAGE_ROWS
+    positions = torch.arange(3 * rows)
+    keys = torch.zeros(1, 1, 3 * rows, 8)
+    stale = positions[rows : 2 * rows]
+    private = KVRows(keys[:, :, :rows], keys[:, :, :rows], stale)
+    pages = paged().cut_pages([AttentionInput((KVRows(keys, keys, positions),), private, skip=stale)])
+    assert pages.places.tolist() == [[0, 0], [0, 2 * rows], [1, 0]]
 
 
 @pytest.fixture
@@ -226,30 +232,39 @@ def two_rows_to_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     [(None, [3, 100, 0, 140]), (120, [3, 8, 0, 49]), (90, [3, 0, 0, 19]), (30, [0, 0, 0, 0])],
 )
 @pytest.mark.usefixtures("two_rows_to_a_block")
-def test_keys_that_all_rows_of_a_block_see_need_no_mask(window: int | None, unmasked: list[int]) -> None:
+def test_keys_that_all_rows_of_a_block_see_need_no_mask(
+    window: int | None, unmasked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a window, masked keys are on both sides of the others, or all keys are masked."""
-    case = three_chunks(0)
+    case, seen = three_chunks(0), []  # [a block's query, keys without a mask]
+    fused = blocked_attention.fused_attention
+
+    def recording(query, keys, *others):
+        if seen and query is seen[-1][0]:
+            seen[-1][1] = keys.shape[2]
+        else:
+            seen.append([query, 0])
+        return fused(query, keys, *others)
+
+    monkeypatch.setattr(blocked_attention, "fused_attention", recording)
     attention = SplitAttention(case.rows, torch.float32)
-    got = attention.attend(case.query, case.given, scaling=0.3, window=window)
-    expected = ReferenceAttention(case.rows).attend(case.query, case.given, scaling=0.3, window=window)
+    got = attention.attend(case.query, case.given, AttentionSettings(0.3, window))
+    expected = ReferenceAttention(case.rows).attend(case.query, case.given, AttentionSettings(0.3, window))
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
-    (cut,) = attention._blocks.values()
-    assert [block.hidden - block.clear for own in cut for block in own.blocks] == unmasked
+    assert [keys for _, keys in seen] == unmasked
 
 
 @pytest.mark.usefixtures("two_rows_to_a_block")
 def test_very_large_masks_are_made_again_for_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     case, made = three_chunks(0), []
-    make = blocked_attention._Blocks._make_mask
-    monkeypatch.setattr(
-        blocked_attention._Blocks, "_make_mask", lambda self, block: made.append(block) or make(self, block)
-    )
-    for kept, times in ((blocked_attention.MAX_KEPT_MASKS, 1), (0, 2)):
+    make = blocked_attention.additive_mask
+    monkeypatch.setattr(blocked_attention, "additive_mask", lambda *how: made.append(how) or make(*how))
+    for kept, masks in ((blocked_attention.MAX_KEPT_MASKS, 4), (0, 8)):  # of four blocks, in two layers
         monkeypatch.setattr(blocked_attention, "MAX_KEPT_MASKS", kept)
         attention = SplitAttention(case.rows, torch.float32)
-        first, second = (attention.attend(case.query, case.given, scaling=0.3) for _ in range(2))
+        first, second = (attention.attend(case.query, case.given, AttentionSettings(0.3)) for _ in range(2))
         assert torch.equal(first, second)
-        assert {made.count(block) for block in made} == {times}
+        assert len(made) == masks
         made.clear()
 
 
@@ -260,8 +275,8 @@ def test_a_whole_step_of_the_kernel_may_be_masked() -> None:
     keys, values = (torch.randn(1, 1, 1400, 8, generator=generator) for _ in range(2))
     query = torch.randn(1, 2, 3, 8, generator=generator)
     given = [AttentionInput((), KVRows(keys, values, torch.arange(1400)), torch.empty(0))]
-    got = SplitAttention(rows, torch.float32).attend(query, given, scaling=0.3, window=700)
-    expected = ReferenceAttention(rows).attend(query, given, scaling=0.3, window=700)
+    got = SplitAttention(rows, torch.float32).attend(query, given, AttentionSettings(0.3, 700))
+    expected = ReferenceAttention(rows).attend(query, given, AttentionSettings(0.3, 700))
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -289,5 +304,5 @@ def test_a_request_without_rows_adds_nothing(name):
         torch.randn(1, 4, 4, 8, generator=generator),
         [AttentionInput((), held, torch.empty(0))] * 2,
     )
-    made = IMPLEMENTATIONS[name](rows).attend(query, given, scaling=0.3)
-    torch.testing.assert_close(made, ReferenceAttention(rows).attend(query, given, scaling=0.3))
+    made = IMPLEMENTATIONS[name](rows).attend(query, given, AttentionSettings(0.3))
+    torch.testing.assert_close(made, ReferenceAttention(rows).attend(query, given, AttentionSettings(0.3)))

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import kvweave
 from kvweave.kvstore.layers import VerifiedLayers
 from kvweave.models import loading
-from kvweave.recipes.auxiliary import AuxiliaryModel, load_auxiliary
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods.cacheclip import AuxiliaryModel, load_auxiliary
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_model, tiny_tokenizer
 

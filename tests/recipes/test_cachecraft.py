@@ -9,12 +9,12 @@ import torch
 
 import kvweave
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.recipes.attend import Causal
 from kvweave.recipes.context import ChunkList, PrepareContext
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.cachecraft import RequestVersions
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
+from kvweave.recipes.place import Causal
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget, PrefillRequest

@@ -9,6 +9,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models import fused_cache
 from kvweave.models.attention import GroupedPlan
 from kvweave.models.fused_cache import PlacedSpan
+from kvweave.ops.grouped_attention import ContextGroup
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.prepare import Isolated
@@ -81,7 +82,9 @@ class TestEveryRecipe:
                 positions[span.start : span.end] = torch.arange(span.tokens) + len(prefix)
             longest = max(span.tokens for span in chunks)
             positions[question.start :] = torch.arange(question.tokens) + len(prefix) + longest
-            plan = GroupedPlan(plan.rows, torch.float32, columns=(chunks[0].start, chunks[-1].end))
+            plan = GroupedPlan(
+                plan.rows, torch.float32, ContextGroup(chunks[0].start, chunks[-1].end, 0.9, 0.9)
+            )
         expected = adapter.compute(adapter.new_cache(tokens.tokens, spans, positions), tokens.token_ids, plan)
         close(result.logits, expected)
 

@@ -7,8 +7,7 @@ import pytest
 import kvweave
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, recipe_named
-from kvweave.recipes.recipe import run
-from kvweave.recipes.recompute import SelectedRows
+from kvweave.recipes.recipe import SelectedRows, run
 from support.contract import close, prefilled, prepare
 
 IN_ONE_PASS = [name for name in METHODS if recipe_named(name).recompute == SelectedRows()]

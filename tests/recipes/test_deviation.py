@@ -31,6 +31,18 @@ def test_scores_are_those_of_the_definition(adapter, store, prompt, name):
     assert (found > 0).any()
 
 
+def test_comparing_kv_leaves_the_stale_kv_of_the_second_layer(adapter, store, prompt):
+    kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheblend", system=prompt.system)
+    state = state_of(adapter, store, prompt, "cacheblend")
+    like = torch.empty(1, adapter.geometry.kv_heads, 0, adapter.geometry.head_width)
+    before = [each[:, :, state.stale].clone() for each in state.kv_cache.layer_kv(1, like)]
+    first, again = state.compare_second_layer(), state.compare_second_layer()
+    for held, stale in zip(state.kv_cache.layer_kv(1, like), before, strict=True):
+        assert torch.equal(held[:, :, state.stale], stale)
+    assert torch.equal(first.values, again.values)
+    assert first.values.any()
+
+
 def test_comparing_kv_computes_no_attention_weights(adapter, store, prompt, monkeypatch):
     kvweave.prepare(adapter, store, prompt.chunks, recipe="cacheblend", system=prompt.system)
     monkeypatch.setattr(

@@ -10,11 +10,10 @@ import torch
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.hooks import AttentionProbe
-from kvweave.models.pass_cost import PassCost
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods.cacheclip import AuxiliaryModel
 from kvweave.recipes.methods.fusionrag import AttentionInEachChunk
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.methods.weave import ContextSensitivity
@@ -79,10 +78,18 @@ def test_the_last_layer_is_the_last_one_whose_window_holds_all_tokens():
     assert [last_layer(geometry, tokens).layers for tokens in (0, 16, 17)] == [(1,), (1,), (0,)]
 
 
+def named_windows(config, layers):
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windows_are_those_that_the_configuration_names(family):
     adapter = tiny_adapter(family)
-    windows = PassCost.of(adapter.model).windows
+    windows = named_windows(adapter.model.config, adapter.geometry.layers)
     assert (adapter.geometry.windows or (None,) * adapter.geometry.layers) == windows
     assert len(adapter.geometry.windows) in (0, adapter.geometry.layers)
     assert (WINDOW in windows) == (family in SLIDING)
@@ -257,7 +264,7 @@ def test_far_keys_are_moved_to_half_a_window_and_near_ones_stay():
     state = state_of(adapter, store, prompt, "prophetkv")
     like = torch.empty(1, adapter.geometry.kv_heads, 0, adapter.geometry.head_width)
     moved, true = (
-        kv_cache.layer_keys(1, like) for kv_cache in (state.cache_within_window(100), state.kv_cache)
+        kv_cache.layer_kv(1, like)[0] for kv_cache in (state.cache_within_window(100), state.kv_cache)
     )
     edge, tokens = int(state.question_rows[-1]) - 50, state.request.prompt.tokens
     assert torch.equal(moved[:, :, edge:], true[:, :, edge:])

@@ -69,7 +69,8 @@ def test_similar_chunks_come_from_all_documents_without_the_chunk_itself(corpus)
     ],
 )
 def test_neighbours_of_a_chunk(corpus, prepare, neighbours):
-    assert texts(prepare.neighbours(corpus, characters("bb"))) == neighbours
+    ctx = PrepareContext(tiny_adapter(), MemoryStore(), (), corpus)
+    assert texts(prepare.neighbours(ctx, characters("bb"))) == neighbours
 
 
 def test_kv_after_neighbours_is_computed_over_their_isolated_kv():
@@ -102,7 +103,7 @@ def test_the_previous_chunk_stays_where_not_all_neighbours_fit(monkeypatch):
         (room + len(similar), [similar, previous]),
     ):
         monkeypatch.setattr(adapter, "geometry", replace(adapter.geometry, context_tokens=context))
-        assert SimilarAndPrevious(2, 1).fitting_neighbours(ctx, chunk) == fitting
+        assert SimilarAndPrevious(2, 1).neighbours(ctx, chunk) == fitting
 
 
 def test_without_neighbours_one_pass_gives_both_entries(monkeypatch):

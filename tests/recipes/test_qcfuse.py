@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import kvweave
-from kvweave.models.critical_layers import layers_file, middle_layers, read_layers
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
-from kvweave.models.loading import load_model
-from kvweave.recipes.attend import Causal
+from kvweave.models.loading import layers_file, load_model, read_layers
+from kvweave.models.support import middle_layers
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.methods.qcfuse import DigestAttention, Importance
 from kvweave.recipes.offline import prepare_chunks
+from kvweave.recipes.place import Causal
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.select import TopScores
@@ -77,11 +77,11 @@ def spelled_out(adapter, store, state, asked, share, layers):
     found = []
     for layer in layers:
         seen = queries.seen[layer]
-        keys = stored.layer_keys(layer, seen.keys).clone()
+        keys = stored.layer_kv(layer, seen.keys)[0].clone()
         keys[:, :, state.fresh] = seen.keys[:, :, fresh]
         query = seen.query[0, :, [fresh.index(rows.index(row)) for row in state.question_rows.tolist()]]
         repeated = keys[0].repeat_interleave(query.shape[0] // keys.shape[1], dim=0)
-        logits = query @ repeated.transpose(1, 2) * seen.scaling
+        logits = query @ repeated.transpose(1, 2) * seen.settings.scaling
         visible = torch.arange(prompt.tokens)[None] <= state.question_rows[:, None]
         found.append(logits.masked_fill(~visible, float("-inf")).softmax(dim=-1).mean(dim=(0, 1)))
     return torch.stack(found).mean(dim=0)[state.stale]

@@ -4,9 +4,9 @@ import torch
 
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
-from kvweave.recipes.attend import Causal
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare
+from kvweave.recipes.place import Causal
 from kvweave.recipes.prefill_state import PrefillState, rows_of
 from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.recipes.select import QuestionAttention

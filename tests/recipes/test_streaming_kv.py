@@ -13,7 +13,7 @@ import torch
 from kvweave.errors import TierUnavailable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange
-from kvweave.kvstore.tiers import circuit_breaker, remote_reader, streaming
+from kvweave.kvstore.tiers import circuit_breaker, fetching, streaming
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.models.adapter import Adapter
@@ -30,7 +30,7 @@ PIECE_BYTES = 2048  # an entry here has about 10 kB, in three layers
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (streaming, remote_reader):
+    for module in (streaming, fetching):
         monkeypatch.setattr(module, "PIECE_BYTES", PIECE_BYTES)
 
 
@@ -51,7 +51,7 @@ def shared_folder(tmp_path: Path, adapter: Adapter) -> Path:
 def machine(tmp_path: Path, before: Callable[[Sequence[ByteRange]], object]) -> Iterator[ChunkStore]:
     """A store with an empty disk and the shared folder; calls `before` before it reads parts of an entry there."""
     with ChunkStore(tmp_path / "second", shared=f"file://{tmp_path}/shared") as store:
-        far = store.components.tiers.shared
+        far = store.tiers.shared
         assert far is not None
         tier = far.tier.tier
         read = tier.get_ranges
@@ -210,7 +210,7 @@ def test_a_request_retries_once_for_damage_that_the_tier_cannot_delete(
             assert found.wait(WAIT_S)
 
     with machine(tmp_path, hold_back) as store:
-        guarded = store.components.tiers.shared
+        guarded = store.tiers.shared
         assert guarded is not None
         guarded.tier.tier.delete = delete  # type: ignore[method-assign]
 

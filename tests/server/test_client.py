@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
+from kvweave.cancellation import cancellable
+from kvweave.errors import Cancelled, InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
 from kvweave.results import Answer, Plan, Timing
+from kvweave.server import client as client_module
 from kvweave.server.bases import routes
-from kvweave.server.client import client as client_module
-from kvweave.server.client.client import ServerClient
+from kvweave.server.client import ServerClient
 from kvweave.server.openai import replies
 from kvweave.server.serving.completions import Finished
 from support.scripted_server import DONE, error, event, reply, serving, stream
@@ -43,6 +44,13 @@ def test_an_answer_comes_in_pieces_and_is_whole_in_the_end():
     assert body == {"question": "What?", "stream": True, "ratio": 0.2}
 
 
+def test_a_proxy_for_other_addresses_is_not_asked(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving({ASK: [stream(event("done", DONE))]}) as server:
+        assert ask(server)[1].answer.text == "walnut"
+
+
 def test_pieces_come_when_they_are_sent():
     go_on = threading.Event()
 
@@ -56,6 +64,21 @@ def test_pieces_come_when_they_are_sent():
         assert next(pieces) == "first"
         go_on.set()
         assert list(pieces) == []
+
+
+def test_a_question_that_is_given_up_is_waited_for_no_longer():
+    def pings():
+        while True:  # until the client has closed the connection
+            yield b": ping\n\n"
+            time.sleep(0.01)
+
+    looks = iter([False] * 5)
+    with (
+        serving({ASK: [lambda _: (200, {}, pings())]}) as server,
+        cancellable(lambda: next(looks, True)),
+        pytest.raises(Cancelled),
+    ):
+        ask(server)
 
 
 def test_events_cut_anywhere_and_letters_of_several_bytes_are_read():

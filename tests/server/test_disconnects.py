@@ -18,7 +18,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}]}
 def open_request(running, path="/v1/chat/completions", **body):
     """Send a request on a connection of its own, and return the connection."""
     connection = socket.create_connection(running.address, timeout=10)
-    content = json.dumps({**BODY, **body}).encode()
+    content = json.dumps(body if "input" in body else {**BODY, **body}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
@@ -46,6 +46,30 @@ def test_leaving_cancels_a_running_request(fake, stage, stream):
         connection.close()
         running.wait(lambda: engine.running == 0)
         assert engine.log == ["Cancelled"]
+        running.wait(lambda: not running.parts.busy)
+
+
+def test_leaving_ends_work_that_has_no_events(fake):
+    began, ended = threading.Event(), threading.Event()
+
+    class Encoder:
+        name = "slow"
+
+        def encode(self, texts):
+            began.set()
+            try:
+                for _ in range(1000):
+                    check_cancelled()
+                    time.sleep(0.01)
+            finally:
+                ended.set()
+
+    with fake() as running:
+        running.parts.serving.resident.encoder = Encoder()
+        connection = open_request(running, "/v1/embeddings", input="hello")
+        assert began.wait(10)
+        connection.close()
+        assert ended.wait(5)
         running.wait(lambda: not running.parts.busy)
 
 
@@ -141,6 +165,31 @@ def test_a_silent_stream_sends_pings(fake):
             assert any(line == ": ping" for line in lines)
             engine.pieces_may_go.set()
             assert list(lines)[-2] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", BODY),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/kb/notes/ask", {"question": "hello"}),
+    ],
+)
+def test_an_event_is_whole_for_clients_that_cut_lines_as_python_does(fake, path, body):
+    said = "a\u2028b\u2029c\x85d\u00e4"
+    with fake(engine={"piece_text": said, "pieces": 1}) as running:
+        text = running.http.post(path, json={**body, "stream": True}).text
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert all(line.startswith(("data: ", "event: ", ":")) for line in text.splitlines() if line)
+    assert said in [each for line in data if line != "[DONE]" for each in texts(json.loads(line))]
+
+
+def texts(value):
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [text for each in inner for text in texts(each)]
+    return [value]
 
 
 def test_an_error_within_a_stream_is_its_last_event(fake):

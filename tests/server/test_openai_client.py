@@ -53,6 +53,26 @@ def test_the_answer_cache_is_told_by_the_header_and_obeys_cache_control(served):
     assert used() == "answer"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("### Task:\nSuggest a title for the chat of {n}.\n<chat_history>\nUSER: Hi\n</chat_history>", False),
+        ("Task: name this chat of {n} in five words.\n\nUSER: Hi", False),
+        ("What is the Task: of {n}?", True),
+    ],
+)
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_chat_page_s_own_task_is_no_question_of_its_user(served, text, kept, parts):
+    text = text.format(n=f"Glorric {parts}")
+    content = [{"type": "text", "text": text}] if parts else text
+    body = {"messages": [{"role": "user", "content": content}]}
+    replies = [served.http.post("/kb/notes/v1/chat/completions", json=body) for _ in range(2)]
+    assert all(reply.json()["choices"][0]["message"]["content"] for reply in replies)
+    assert (replies[1].headers["X-Kvweave-Cache"] == "answer") is kept
+    with served.parts.serving.tenant(None).bases.using("notes") as base:
+        assert (text in base.predictions.history.recent(1000)) is kept
+
+
 def test_documents_of_the_caller_are_reused_the_second_time(client):
     documents = [{"id": "a", "text": SOURCE}, {"id": "b", "text": "The ferry leaves at nine. " * 10}]
 
@@ -371,3 +391,21 @@ def test_llama_index_uses_it(served):
     message = ChatMessage(role="user", content=QUESTION)
     assert "walnut" in model.chat([message]).message.content
     assert "walnut" in "".join(piece.delta or "" for piece in model.stream_chat([message]))
+
+
+def test_chunks_prepared_ahead_are_reused_by_the_first_request(served, client):
+    documents = [{"id": str(n), "text": f"Boat {n} leaves at {n} o'clock. " * 6} for n in range(1, 4)]
+    done = served.http.post("/v1/chunks", json={"documents": documents}).json()
+    assert (done["object"], done["chunks"], done["computed"]) == ("chunks.prepared", 3, 3)
+    reply = ask(client, extra_body={"documents": documents[::-1]})
+    origins = [
+        span["origin"] for span in reply.model_extra["kvweave"]["plan"]["spans"] if span["kind"] == "chunk"
+    ]
+    assert set(origins) <= {"reused", "exact"}
+
+    streamed = served.http.post("/v1/chunks", json={"documents": documents, "stream": True}).text
+    assert streamed.count("event: progress") == len(documents) + 1
+    assert '"computed":0' in streamed.rpartition("event: done")[2]
+
+    for body in ({}, {"documents": []}, {"documents": documents, "recipe": "full"}):
+        assert served.http.post("/v1/chunks", json=body).status_code == 400

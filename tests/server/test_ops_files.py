@@ -17,7 +17,7 @@ import pytest
 from typer.main import get_command
 
 from kvweave.cli.app import OWN, app
-from kvweave.config import environment_variable, setting_names
+from kvweave.config import all_settings, environment_variable
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE, UNIT = ROOT / "ops" / "Dockerfile", ROOT / "ops" / "kvweave.service"
@@ -46,7 +46,7 @@ def variables(text):
 
 @pytest.mark.parametrize("path", [DOCKERFILE, UNIT])
 def test_named_variables_are_settings(path):
-    known = {environment_variable(name) for name in setting_names()} | OTHER_VARIABLES
+    known = {environment_variable(name) for name in all_settings()} | OTHER_VARIABLES
     assert variables(path.read_text()) <= known
 
 
@@ -87,18 +87,19 @@ def health_check():
     return json.loads(rest.partition("CMD")[2])
 
 
+@pytest.mark.parametrize("proxy", [None, "http://127.0.0.1:9"])
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_the_health_check_follows_the_status(status, code):
+def test_the_health_check_follows_the_status_whatever_the_proxy(status, code, proxy):
     from support.scripted_server import reply, serving
 
     program, *words = health_check()
     assert program == "python"
     with serving({"GET /health": [reply({}, status)]}) as server:
-        port = server.url.rpartition(":")[2]
-        done = subprocess.run(
-            [sys.executable, *words], env={**os.environ, "KVWEAVE_PORT": port}, stderr=subprocess.DEVNULL
-        )
-    assert done.returncode == code
+        environment = {**os.environ, "KVWEAVE_PORT": server.url.rpartition(":")[2]}
+        if proxy is not None:
+            environment |= {"http_proxy": proxy, "HTTP_PROXY": proxy, "all_proxy": proxy}
+        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_the_unit_runs_a_command_that_exists():

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.config import read_config
+from kvweave.config import ServerConfig, read_config
 from kvweave.errors import InvalidRequest
 from kvweave.server.bases.uploads import clean_name
 from kvweave.server.process.lifecycle import check_binding
 from kvweave.server.serving.tenants import Tenants, read_tenants
-from kvweave.server_config import ServerConfig
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -31,6 +30,15 @@ def reply_to(running, data, wait_s=10):
         while part := connection.recv(65536):
             found += part
         return found
+
+
+def test_a_websocket_is_an_ordinary_request_that_needs_a_key(fake):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n"
+    with fake(key="first-key", api_key="first-key") as running:
+        found = reply_to(
+            running, b"GET /v1/kb HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + upgrade
+        )
+    assert found.startswith(b"HTTP/1.1 401 ")
 
 
 # Bodies
@@ -139,7 +147,7 @@ def test_thousands_of_idle_connections_make_room_and_disturb_no_question(fake):
                 assert other.get("/health").status_code == 200
             engine.pieces_may_go.set()
             assert list(asked.iter_lines())[-2] == "data: [DONE]"
-        assert len(running.running._server.server_state.connections) <= 1000
+        assert len(running.running.server_state.connections) <= 1000
 
 
 def test_connections_that_are_all_busy_refuse_a_new_one(fake):
@@ -305,7 +313,7 @@ def test_uploads_with_path_tricks_stay_inside(served):
     assert [path.parent.parent.name for path in new if path.name == "outside.txt"] == ["uploads"]
     found = served.http.get("/v1/kb/notes").json()
     assert "outside.txt" in [each["source"] for each in found["documents"]]
-    assert found["auto"]["verdict"] is None
+    assert found["auto"]["result"] is None
     assert served.http.delete("/v1/kb/notes/documents", params={"source": "outside.txt"}).json() == {
         "removed": ["outside.txt"]
     }
@@ -334,6 +342,23 @@ def test_files_that_expand_are_bounded(served):
         assert found["added"] == []
         assert [each["path"] for each in found["skipped"]] == [name]
     assert not list((served.parts.config.home / "uploads" / "notes").glob("bomb*"))
+
+
+@pytest.mark.parametrize("data", [b"", b" \n", b"\0\1\2" * 500], ids=["empty", "blank", "binary"])
+def test_a_version_that_cannot_be_read_leaves_the_earlier_one(served, data):
+    file = served.parts.config.home / "uploads" / "notes" / "ferry.txt"
+    assert upload(served, file.name, b"The ferry leaves at nine.").json()["added"] == [file.name]
+    before = served.http.get("/v1/kb/notes").json()["documents"]
+    report = upload(served, file.name, data).json()
+    (skipped,) = report["skipped"]
+    assert (skipped["path"], report["removed"], report["changed"]) == (file.name, [], [])
+    assert skipped["reason"].endswith("; its earlier version stays")
+    assert served.http.get("/v1/kb/notes").json()["documents"] == before
+    assert file.read_bytes() == b"The ferry leaves at nine."
+    assert [each.name for each in file.parent.iterdir() if each.name.startswith(".")] == []
+    assert upload(served, file.name, b"The ferry leaves at ten.").json()["changed"] == [file.name]
+    assert file.read_bytes() == b"The ferry leaves at ten."
+    served.http.delete("/v1/kb/notes/documents", params={"source": file.name}).raise_for_status()
 
 
 def test_an_upload_that_is_too_large_is_refused(fake):

@@ -97,7 +97,7 @@ def test_the_longest_gap_between_two_pieces_is_in_the_histogram(monkeypatch):
     with metrics.request(9.0) as observed:
         for moment in (11.0, 11.003, 12.5):
             now[0] = moment
-            observed.event(Piece("word "))
+            observed(Piece("word "))
     samples = {
         (each.name, each.labels.get("le")): each.value
         for each in families(metrics)["kvweave:inter_token_latency_seconds"].samples

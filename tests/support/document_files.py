@@ -43,6 +43,10 @@ def pdf_of_codes(codes: bytes, meanings: dict[int, str]) -> bytes:
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 6 0 R >>",
         f"<< /Length {len(cmap)} >>\nstream\n{cmap}\nendstream",
     ]
+    return _pdf_of_objects(objects)
+
+
+def _pdf_of_objects(objects: Sequence[str]) -> bytes:
     made, offsets = "%PDF-1.4\n", []
     for number, content in enumerate(objects, 1):
         offsets.append(len(made))
@@ -50,6 +54,23 @@ def pdf_of_codes(codes: bytes, meanings: dict[int, str]) -> bytes:
     table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     end = f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(made)}\n%%EOF"
     return f"{made}xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def pdf_form(*fields: str) -> bytes:
+    """Return a PDF of one page with the text "Lease" and these annotations, which are PDF dictionaries without brackets."""
+    content = "BT /F1 12 Tf 72 700 Td (Lease) Tj ET"
+    numbers = range(6, 6 + len(fields))
+    shown = " ".join(f"{number} 0 R" for number in numbers)
+    objects = [
+        f"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [{shown}] >> >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents 4 0 R"
+        f" /Resources << /Font << /F1 5 0 R >> >> /Annots [{shown}] >>",
+        f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        *(f"<< /Type /Annot /Rect [0 0 9 9] {field} >>" for field in fields),
+    ]
+    return _pdf_of_objects(objects)
 
 
 def docx() -> bytes:

@@ -10,6 +10,7 @@ import torch
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import GroupedPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
+from kvweave.ops.grouped_attention import ContextGroup
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
 
@@ -77,8 +78,10 @@ def ape_kv_cache(adapter: Adapter, tokens: int = APE_N) -> FusedCache:
     return adapter.new_cache(tokens, spans, ape_positions(tokens))
 
 
-def ape_plan(adapter: Adapter, rows: torch.Tensor, **options: float) -> GroupedPlan:
-    return GroupedPlan(rows, adapter.geometry.dtype, columns=CONTEXT, **options)
+def ape_plan(
+    adapter: Adapter, rows: torch.Tensor, temperature: float = 0.9, scale: float = 0.9
+) -> GroupedPlan:
+    return GroupedPlan(rows, adapter.geometry.dtype, ContextGroup(*CONTEXT, temperature, scale))
 
 
 def computed_ape_kv_cache(adapter: Adapter) -> tuple[FusedCache, torch.Tensor]:

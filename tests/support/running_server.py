@@ -52,7 +52,7 @@ def server(home, *, ready=True, key=None, **settings):
     running = Running(config, tenants_of(config.server))
     with socket.create_server(("127.0.0.1", 0), backlog=2000) as listening:
         host, port = listening.getsockname()
-        thread = threading.Thread(target=running.run, args=(listening,))
+        thread = threading.Thread(target=running.run_on, args=(listening,))
         thread.start()
         try:
             tested = TestedServer(running, f"http://{host}:{port}", key)

@@ -30,7 +30,7 @@ def models_loaded_once():
     from kvweave import embedding
     from kvweave.home import default_home
     from kvweave.models import loading
-    from kvweave.models.critical_layers import read_layers
+    from kvweave.models.loading import read_layers
 
     adapters, encoders = {}, {}
     load_adapter, load_encoder = loading.load_any_model, embedding.MeanPooling

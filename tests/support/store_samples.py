@@ -10,7 +10,7 @@ import torch
 from kvweave.database import Database
 from kvweave.files import write_atomically
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.kvstore.format import Content, EncodedEntry, OnDamage, check_entry, open_entry
+from kvweave.kvstore.format import Content, OnDamage, check_entry, open_entry
 from kvweave.kvstore.keys import EntryKey, digest_tokens
 from kvweave.ops.quantise import quantise
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint, Storage
@@ -77,7 +77,7 @@ def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
 def put_feature(
     store: ChunkStore, one: ChunkFeature, provenance: KVProvenance = DIGEST, *context_chunks: str
 ) -> bool:
-    return store.put_feature(MODEL, one, provenance, [digest_tokens(one.token_ids), *context_chunks])
+    return store.put(MODEL, one, provenance, [digest_tokens(one.token_ids), *context_chunks])
 
 
 def get_feature(
@@ -98,8 +98,8 @@ def same_feature(found: ChunkFeature | None, expected: ChunkFeature) -> bool:
     )
 
 
-def write_entry(path: Path, entry: EncodedEntry) -> None:
-    write_atomically(path, entry.parts)
+def write_entry(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    write_atomically(path, parts)
 
 
 def read_entry(
@@ -107,7 +107,7 @@ def read_entry(
 ) -> Content:
     """The content of the entry at `path`, which must have this key and these tokens."""
     entry = open_entry(path, on_damage)
-    check_entry(entry, key, token_ids, path)
+    check_entry(entry, key.digest, token_ids, path)
     return entry.content
 
 

@@ -14,6 +14,7 @@ from kvweave.decode.retriever import SinkAttention
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.models.attention import AttentionCall
 from kvweave.models.support import Geometry
+from kvweave.ops.attention import AttentionSettings
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave.plugins import plugins
 
@@ -84,7 +85,7 @@ class Text:
         for layer in range(self.layers):
             self.cache.before_layer(layer)
             self.cache.layers[layer].update(keys[None], values[None])
-            call = AttentionCall(layer, query, keys[None], values[None], None, WIDTH**-0.5, None)
+            call = AttentionCall(layer, query, keys[None], values[None], AttentionSettings(WIDTH**-0.5))
             output = self.cache.attend(call, torch.arange(start, start + rows))
         return query, output
 

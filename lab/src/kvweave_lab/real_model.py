@@ -57,7 +57,7 @@ def prepare() -> Path:
     path = model_file() or _assemble(cache_folder() / FILE_NAME)
     found = gguf_folder(str(path), cache_folder() / "home")
     assert found is not None  # the name ends in .gguf
-    return found.folder
+    return Path(found.place)
 
 
 def licence_files() -> list[Path]:

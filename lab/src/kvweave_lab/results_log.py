@@ -21,7 +21,7 @@ import kvweave
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.auxiliary import load_auxiliary
+from kvweave.recipes.methods.cacheclip import load_auxiliary
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")

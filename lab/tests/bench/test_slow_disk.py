@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvweave.kvstore import assembly
+from kvweave.kvstore import chunk_store
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.types import ChunkKV, KVProvenance, ModelFingerprint
 from kvweave_lab.bench.serving import slow_disk
@@ -44,7 +44,7 @@ def test_one_disk_reads_in_order(clock):
 def test_layers_arrive_one_after_the_other_and_are_read_again_once_they_are_there(
     clock, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(assembly, "EntryFiles", SlowFiles)
+    monkeypatch.setattr(chunk_store, "EntryFiles", SlowFiles)
     monkeypatch.setattr(SlowFiles, "disk", SlowDisk(LAYER_BYTES), raising=False)  # a layer a second
     kv = ChunkKV(tuple(range(TOKENS)), torch.rand(LAYERS, 2, 1, TOKENS, 16))
 

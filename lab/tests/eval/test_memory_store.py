@@ -56,13 +56,13 @@ def test_it_stores_features_as_a_store_on_disk_does(kind, adapter, tmp_path):
     model = adapter.fingerprint
     notes = [ChunkFeature((1, 2), {"moved": torch.tensor([value])}) for value in (1.0, 2.0)]
     with MemoryStore() if kind == "memory" else kvweave.ChunkStore(tmp_path) as store:
-        assert all(store.put_feature(model, note, BARE, ()) for note in notes)  # the second comes too late
+        assert all(store.put(model, note, BARE, ()) for note in notes)  # the second comes too late
         assert store.get(model, (1, 2), BARE) is None
         store.put(model, entry(1), BEHIND, ())
         wanted = [((1, 2), BARE), ((1, 2), OBSERVED), ((1,), BARE)]
         found = store.find_features(model, wanted)
         asked = [(digest_tokens(ids), provenance) for ids, provenance in wanted]
-        assert store.has_features(model, asked) == [True, False, False]
+        assert store.has_many(model, asked, "note") == [True, False, False]
     assert [note and float(note.tensors["moved"]) for note in found] == [1.0, None, None]
 
 

@@ -13,6 +13,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_tokenizer
 from kvweave_lab.recipes.cacheblend import rows_per_layer
+from kvweave_lab.recipes.row_schedule import scheduled
 
 
 def deep_adapter(layers: int) -> Adapter:
@@ -33,16 +34,17 @@ def deep_adapter(layers: int) -> Adapter:
 class Fixed:
     """Schedules given rows, and records how far values are off in one layer."""
 
-    def __init__(self, rows: list[torch.Tensor], layer: int = 0) -> None:
-        self.rows, self.layer, self.off = rows, layer, {}
+    def __init__(self, rows: list[torch.Tensor], layer: int = 0, stale=()) -> None:
+        self.rows, self.layer, self.stale, self.off = rows, layer, stale, {}
 
     def rows_for(self, layer):
         return self.rows[min(layer, len(self.rows) - 1)]
 
-    def on_layer(self, update):
-        if update.layer == self.layer:
-            off = (update.values - update.stale_values).square().sum(dim=(0, 2))
-            self.off = dict(zip(update.rows.tolist(), off.tolist(), strict=True))
+    def on_layer(self, queries):
+        if queries.layer == self.layer:
+            off = (queries.values - self.stale[self.layer].values[:, :, : queries.values.shape[2]])[0]
+            off = off[:, queries.rows].square().sum(dim=(0, 2))
+            self.off = dict(zip(queries.rows.tolist(), off.tolist(), strict=True))
 
 
 def worst(off: dict[int, float], among: list[int], count: int) -> list[int]:
@@ -71,6 +73,11 @@ def test_each_layer_keeps_the_rows_furthest_off_in_the_layer_before(prompt, tmp_
         def kv_cache():
             return run(recipe, adapter, store, tokens, ratio=0.0).kv_cache
 
+        def compute(fixed, *hooks):
+            cache, plan = kv_cache(), adapter.rows(fixed.rows[0])
+            plan.hooks.extend(hooks)
+            return adapter.compute(cache, tokens.token_ids, scheduled(plan, cache, fixed))
+
         # After a full first layer the second layer's values are those of full attention.
         full = adapter.encode(tokens.token_ids).kv[1, 1]
         held = kv_cache().layers[1].values[0, :, : tokens.tokens]
@@ -80,14 +87,11 @@ def test_each_layer_keeps_the_rows_furthest_off_in_the_layer_before(prompt, tmp_
         rows = [worst(off, stale, counts[0])]
         rows.append(worst(off, rows[0], counts[1]))
         for layer in range(1, 4):
-            fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows], layer)
-            start = adapter.rows(fixed.rows[0])
-            adapter.compute(kv_cache(), tokens.token_ids, start, hook=fixed, row_schedule=fixed)
+            fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows], layer, kv_cache().layers)
+            compute(fixed, fixed)
             rows.append(worst(fixed.off, rows[-1], counts[layer + 1]))
         fixed = Fixed([torch.tensor([*part, *fresh]) for part in rows])
-        expected = adapter.compute(
-            kv_cache(), tokens.token_ids, adapter.rows(fixed.rows[0]), row_schedule=fixed
-        )
+        expected = compute(fixed)
     torch.testing.assert_close(result.logits, expected, atol=1e-4, rtol=1e-4)
     assert result.selected.tolist() == worst(off, stale, result.selected.numel())
 

@@ -85,7 +85,7 @@ def test_zeros_in_place_of_single_entries_are_detected(tmp_path):
         text = Text(cache)
         text.begin(400)
         file = cache.shared.store.pages.file
-        length = file.length_bytes
+        length = os.fstat(file.descriptor).st_size
         os.ftruncate(file.descriptor, 0)
         os.ftruncate(file.descriptor, length)
         with pytest.raises(

@@ -8,8 +8,8 @@ import torch
 import kvweave
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.models.loading import load_model
-from kvweave.recipes.auxiliary import AuxiliaryModel
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.methods.cacheclip import AuxiliaryModel
 from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
 from kvweave.types import Prompt
 from kvweave_lab.tuning import selector

@@ -23,7 +23,7 @@ from kvweave.background.conditions import (
 from kvweave.background.jobs import Job, JobSource
 from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
-from kvweave.models.gguf.reporting import reporting
+from kvweave.models.gguf.conversions import reporting
 from kvweave.models.preemption import Preempted
 from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
 from kvweave.state.background_budget import Spent

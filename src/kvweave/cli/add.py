@@ -41,7 +41,6 @@ def add(
     """
     from kvweave.cli.output import progress_bar
 
-    opt.quiet_libraries()
     with options.make_kb() as base:
         if watch:
             _watch(paths, base, options, json, quiet)
@@ -108,20 +107,19 @@ def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
 def _print_text(done: "AddReport", worker: "Worker | None") -> None:
     from rich.text import Text
 
-    from kvweave.cli.output import STDERR, STDOUT, seconds
+    from kvweave.cli.output import STDERR, STDOUT, say, seconds
     from kvweave.cli.preparation import duration, worker_sentence
 
-    for skipped in done.skipped:
-        STDERR.print(Text.assemble(("skipped ", "yellow"), _naming(skipped)), soft_wrap=True)
-    for noted in done.notes:
-        STDERR.print(Text.assemble(("note ", "yellow"), f"{noted.path}: {noted.note}"), soft_wrap=True)
-    for copy in done.copies:
-        STDERR.print(
-            Text.assemble(
-                ("note ", "yellow"), f"{copy.path}: the same as {copy.same_as}; it counts once in a search"
-            ),
-            soft_wrap=True,
-        )
+    lines = [
+        *(("skipped", _naming(each)) for each in done.skipped),
+        *(("note", f"{each.path}: {each.note}") for each in done.notes),
+        *(
+            ("note", f"{each.path}: the same as {each.same_as}; it counts once in a search")
+            for each in done.copies
+        ),
+    ]
+    for what, line in lines:
+        STDERR.print(Text.assemble((f"{what} ", "yellow"), line), soft_wrap=True)
     counts = [
         ("added", done.added),
         ("changed", done.changed),
@@ -133,10 +131,7 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
     by_kind = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if len(kinds) > 1 else ""
     computed = "" if worker else f", KV computed for {done.chunk_kv_computed}"
     chunks = "chunk" if done.chunks == 1 else "chunks"
-    STDOUT.print(
-        f"{sources}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}",
-        soft_wrap=True,
-    )
+    say(f"{sources}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}")
     if worker is not None:
         begins = worker.unprepared_s
         until = (
@@ -144,12 +139,12 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
             if begins is None
             else f"; until they are prepared, an answer begins after about {duration(begins)}"
         )
-        STDOUT.print(f"they can be asked about now: kvweave ask 'QUESTION'{until}", soft_wrap=True)
+        say(f"they can be asked about now: kvweave ask 'QUESTION'{until}")
         if done.vectors_waiting:
             STDOUT.print(
                 f"{done.vectors_waiting} chunks are found by their words alone until their vectors are there"
             )
-        STDOUT.print(worker_sentence(worker), soft_wrap=True)
+        say(worker_sentence(worker))
     if done.chunk_kv_left_out:
         STDOUT.print(
             f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "

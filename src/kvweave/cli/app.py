@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -28,6 +29,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "idle": ("background:idle", "Predict questions and prepare their answers."),
     "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that is good enough."),
     "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
+    "prepare": ("prepare:prepare", "Prepare chunks of your own retriever ahead of requests."),
     "mcp": ("mcp:mcp", "Serve the knowledge bases to agents over MCP."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
     "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
@@ -110,9 +112,56 @@ def _root(
 ) -> None:
     """Answers over your own documents that never compute the same thing twice."""
     if context.invoked_subcommand is None:
-        from kvweave.cli.overview import print_overview
+        _print_overview()
 
-        print_overview()
+
+_COMMANDS = (
+    ("kvweave add FOLDER", "read documents and prepare them"),
+    ("kvweave ask 'QUESTION'", "answer from them, with sources"),
+    ("kvweave serve", "the same as a page and with OpenAI's API"),
+)
+
+
+def _print_overview() -> None:
+    """Print the main commands and the knowledge bases of the default home."""
+    from kvweave.home import default_home
+
+    home = default_home().absolute()
+    print(
+        f"kvweave {__version__}: answers over your own documents that never compute the same thing twice.\n"
+    )
+    for command, what in _COMMANDS:
+        print(f"  {command:<24}{what}")
+    print()
+    listed = [(path.parent.name, _counts(path)) for path in sorted(home.glob("kb/*/catalog.sqlite"))]
+    if not listed:
+        print(f"Nothing is in {home} yet. `kvweave demo` tries it on sample documents.")
+    else:
+        print(f"In {home}:")
+        for name, counts in listed:
+            print(f"  {name:<24}{counts}{'' if name == 'default' else f'  (--kb {name})'}")
+    print("\n`kvweave --help` lists every command.")
+
+
+def _counts(path: Path) -> str:
+    """Return the number of documents and chunks of a knowledge base, read without locks and without model libraries."""
+    import sqlite3
+    from contextlib import closing
+    from urllib.parse import quote
+
+    why: sqlite3.Error | None = None
+    # In a read-only folder SQLite cannot create its shared memory.
+    for mode in ("mode=ro", "immutable=1"):
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=1)) as found:
+                ((documents, chunks),) = found.execute(
+                    "SELECT count(*), coalesce(sum(chunks), 0) FROM documents"
+                )
+        except sqlite3.Error as error:
+            why = error
+        else:
+            return f"{documents} document{'' if documents == 1 else 's'}, {chunks} chunk{'' if chunks == 1 else 's'}"
+    return f"cannot be read: {why}"
 
 
 def main() -> None:

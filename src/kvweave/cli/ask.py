@@ -1,7 +1,6 @@
 """ask: answer one question, with sources."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -11,7 +10,7 @@ from kvweave.cli import options as opt
 if TYPE_CHECKING:
     from kvweave.options import AskKeywords
     from kvweave.results import Answer, ExplainedToken
-    from kvweave.server.client.choice import ServerChoice
+    from kvweave.server.choice import ServerChoice
 
     Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
 
@@ -55,7 +54,7 @@ def ask(
     json: opt.Json = False,
 ) -> None:
     """Answer a question from the documents, with sources."""
-    from kvweave.server.client.choice import IN_REQUEST, choose_server
+    from kvweave.server.choice import IN_REQUEST, choose_server
 
     ratio, coverage = options.budget(context)
     given: AskKeywords = {
@@ -65,46 +64,44 @@ def ask(
         "drop_chunks": drop_chunks,
         "cache": "refresh" if fresh else "use",
     }
-    asked = Asked(question, given, explain, quiet=json)
     server = choose_server(options.config(), IN_REQUEST)
-    answered = _ask_server(server, options.kb, asked) or _ask_here(options, asked)
+    answered = None
+    if server.client is not None:
+        answered = _ask_server(server, options.kb, question, given, explain=explain, quiet=json)
+    if answered is None:
+        answered = _ask_here(options, question, given, explain=explain, quiet=json)
     _print_answer(*answered, server, explain=explain, json=json)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question with its options. With `quiet`, no pieces are printed."""
-
-    question: str
-    options: "AskKeywords"
-    explain: bool
-    quiet: bool
-
-
-def _ask_here(options: opt.SharedOptions, asked: Asked) -> "Answered":
-    """Answer in this process, and print the pieces."""
-    opt.quiet_libraries()
+def _ask_here(
+    options: opt.SharedOptions, question: str, given: "AskKeywords", *, explain: bool, quiet: bool
+) -> "Answered":
+    """Answer in this process; print the pieces unless `quiet`."""
     with options.open_kb() as base:
-        stream = base.stream(asked.question, **asked.options)
-        _print_pieces(stream, asked)
-        return stream.answer, stream.explain() if asked.explain else ()
+        stream = base.stream(question, **given)
+        for piece in stream:
+            if not quiet:
+                typer.echo(piece, nl=False)
+        return stream.answer, stream.explain() if explain else ()
 
 
-def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | None":
-    """Print the pieces of the running server's answer and return the answer, or None if this process must answer."""
-    if server.client is None:
-        return None
+def _ask_server(
+    server: "ServerChoice", kb: str, question: str, given: "AskKeywords", *, explain: bool, quiet: bool
+) -> "Answered | None":
+    """Ask the running server; print the pieces unless `quiet`. Return None if this process must answer."""
     from kvweave.errors import ServerRefused, ServerUnavailable
 
-    wanted = {
-        name: value for name, value in asked.options.items() if value is not None and value is not False
-    }
-    explaining = {"explain": True} if asked.explain else {}
-    stream = server.client.ask(kb, asked.question, {**server.options, **wanted, **explaining})
-    printed: list[str] = []
+    assert server.client is not None
+    wanted = {name: value for name, value in given.items() if value is not None and value is not False}
+    explaining = {"explain": True} if explain else {}
+    stream = server.client.ask(kb, question, {**server.options, **wanted, **explaining})
+    printed = False
     try:
         with server.client:
-            _print_pieces(stream, asked, printed)
+            for piece in stream:
+                if not quiet:
+                    typer.echo(piece, nl=False)
+                    printed = True
             return stream.answer, stream.tokens
     except (ServerUnavailable, ServerRefused) as error:
         if printed:
@@ -112,14 +109,6 @@ def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | No
         # The server may refuse a request that works in this process, whose errors also have more detail.
         server.give_up(error)
         return None
-
-
-def _print_pieces(pieces: Iterable[str], asked: Asked, printed: list[str] | None = None) -> None:
-    for piece in pieces:
-        if not asked.quiet:
-            typer.echo(piece, nl=False)
-            if printed is not None:
-                printed.append(piece)
 
 
 def _print_answer(

@@ -56,12 +56,11 @@ def idle(
     quiet: opt.Quiet = False,
 ) -> None:
     """Prepare chunks, predict questions, precompute their answers, refresh cached answers. Yields to every request."""
-    actions = {
-        "--watch": watch,
-        "--status": status,
-        "--chunks-only": chunks_only,
-    }
-    _check([flag for flag, given in actions.items() if given])
+    from kvweave.errors import InvalidRequest
+
+    actions = {"--watch": watch, "--status": status, "--chunks-only": chunks_only}
+    if len(given := [flag for flag, is_given in actions.items() if is_given]) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} do not go together; give one of them")
     if status:
         _show_status(options, json)
     elif chunks_only:
@@ -72,17 +71,9 @@ def idle(
         _work(options, watch, low_load, json, quiet)
 
 
-def _check(actions: list[str]) -> None:
-    from kvweave.errors import InvalidRequest
-
-    if len(actions) > 1:
-        raise InvalidRequest(f"{' and '.join(actions)} do not go together; give one of them")
-
-
 def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, quiet: bool) -> None:
     from kvweave.cli.output import print_json, progress_bar
 
-    opt.quiet_libraries()
     with options.open_kb() as base, progress_bar(quiet or json) as report:
         if watch:
             base.watch_idle(threading.Event(), report)  # returns on Ctrl-C
@@ -104,7 +95,7 @@ def _print(done: "BackgroundReport") -> None:
 
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
     """Print the results and the benefit of background work, and whether it may run now."""
-    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.cli.output import print_json, say
     from kvweave.facts import facts
 
     with options.open_kb() as base:
@@ -113,7 +104,7 @@ def _show_status(options: opt.SharedOptions, json: bool) -> None:
         print_json({**facts(status), "reasons": list(status.reasons)})
         return
     for line in _status_lines(status):
-        STDOUT.print(line, soft_wrap=True)
+        say(line)
 
 
 def _status_lines(status: "IdleStatus") -> list[str]:

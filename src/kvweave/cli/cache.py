@@ -23,7 +23,7 @@ app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_ar
 @opt.with_options(*opt.KB, "shared")
 def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Show sizes, counts and hit rates by kind and tier, savings from cached answers and predictions, converted GGUF models."""
-    from kvweave.cli.output import STDOUT, print_json, share
+    from kvweave.cli.output import STDOUT, print_json, say, share
     from kvweave.facts import facts
 
     with options.open_kb() as base:
@@ -43,13 +43,13 @@ def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     )
     print_savings(saved)
     if status.left:
-        STDOUT.print(sentence(status), soft_wrap=True)
+        say(sentence(status))
     _print_converted(converted)
 
 
 def _print_converted(models: "list[ConvertedModel]") -> None:
     """Print the converted GGUF models of the home folder, if it has any."""
-    from kvweave.cli.output import STDOUT, amount
+    from kvweave.cli.output import STDOUT, amount, say
 
     if not models:
         return
@@ -57,7 +57,7 @@ def _print_converted(models: "list[ConvertedModel]") -> None:
     STDOUT.print(f"converted GGUF models, for all knowledge bases of this home: {len(models)}, {total}")
     for model in models:
         made_from = ", ".join(model.names) or model.folder.name
-        STDOUT.print(f"  {amount(model.bytes)}  {made_from}", markup=False, soft_wrap=True)
+        say(f"  {amount(model.bytes)}  {made_from}")
 
 
 def _kinds(found: "StoreStats") -> "Table":
@@ -102,7 +102,7 @@ def _tiers(found: "StoreStats") -> "Table":
 @opt.with_options(*opt.KB, "tier", "shared")
 def verify(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Verify every stored entry, drop damaged ones, delete unlisted files. Exit code 1 if anything was damaged."""
-    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.cli.output import print_json, say
 
     with options.open_kb() as base:
         report = base.store.verify(None if options.tier is None else opt.tier_named(options.tier))
@@ -110,7 +110,7 @@ def verify(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         print_json(report)
     else:
         for line in _verified(report):
-            STDOUT.print(line, markup=False, soft_wrap=True)
+            say(line)
     if not report.sound:
         raise typer.Exit(1)
 
@@ -157,7 +157,7 @@ def clear(*, options: opt.SharedOptions) -> None:
 
     From the disk it also deletes converted GGUF models, for all knowledge bases, unless their files are gone.
     """
-    from kvweave.cli.output import STDOUT, amount
+    from kvweave.cli.output import STDOUT, amount, say
 
     named = opt.tier_named(options.tier or "disk")
     with options.open_kb() as base:
@@ -166,18 +166,15 @@ def clear(*, options: opt.SharedOptions) -> None:
     STDOUT.print(f"dropped {dropped} entries")
     if deleted:
         freed = amount(sum(model.bytes for model in deleted))
-        STDOUT.print(
+        say(
             f"deleted {len(deleted)} converted GGUF model{'s' if len(deleted) > 1 else ''}, {freed}; a knowledge base that uses "
-            "one converts it again",
-            soft_wrap=True,
+            "one converts it again"
         )
     for model in left:
         made_from = ", ".join(model.names) or "an unknown file"
-        STDOUT.print(
+        say(
             f"left {model.folder} ({amount(model.bytes)}): {made_from} has changed or gone, so it could not be converted again; "
-            "delete the folder if no knowledge base needs it",
-            markup=False,
-            soft_wrap=True,
+            "delete the folder if no knowledge base needs it"
         )
 
 

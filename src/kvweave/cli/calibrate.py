@@ -32,9 +32,8 @@ def calibrate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
-    from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
+    from kvweave.cli.output import STDOUT, print_json, progress_bar, say, seconds
 
-    opt.quiet_libraries()
     given = None if questions is None else _read(questions)
     with options.open_kb() as base, progress_bar(quiet or json or show) as report:
         if not show:
@@ -50,7 +49,7 @@ def calibrate(
             f"{result.questions} questions: {result.asked} asked, {result.predicted} predicted, {result.given} given; "
             f"{result.model}, {seconds(result.seconds)}, {result.passes:.1f} passes each"
         )
-    STDOUT.print(f"auto is {found.summary}", markup=False, soft_wrap=True)
+    say(f"auto is {found.summary}")
 
 
 def _print_trials(result: "CalibrationResult") -> None:

@@ -10,8 +10,8 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
-    from kvweave.server.client.choice import ServerChoice
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.choice import ServerChoice
+    from kvweave.server.client import ServerClient
 
 
 @opt.with_options(
@@ -36,7 +36,7 @@ def chat(
     options: opt.SharedOptions,
 ) -> None:
     """Ask turn by turn, one line each. An empty line or the end of input ends the chat and keeps it."""
-    from kvweave.server.client.choice import choose_server
+    from kvweave.server.choice import choose_server
 
     with ExitStack() as stack:
         # The server decodes conversations with its own settings; a request carries only top_k.
@@ -100,7 +100,6 @@ class _Talk:
             self._server.give_up(error)
 
     def _open(self, *, new: bool) -> None:
-        opt.quiet_libraries()
         base = self._stack.enter_context(self._options.open_kb())
         talk = self._stack.enter_context(base.conversation(self._name, new=new))
         self._here = lambda question: base.send(talk, question, top_k=self._options.top_k)

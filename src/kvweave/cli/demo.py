@@ -3,9 +3,9 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -24,15 +24,11 @@ _SPEED_CHUNKS, _SPEED_CHUNK_TOKENS = 4, 256
 """A prompt that a CPU without matrix units prefills in ten seconds; it is prefilled four times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One sample question, answered by full prefill, by plain reuse, and by the default recipe, cold and warm."""
+class Asked(NamedTuple):
+    """One sample question, and its answers by full prefill, by plain reuse, and by the default recipe, cold and warm."""
 
     question: "SampleQuestion"
-    full: "Answer"
-    plain: "Answer"
-    cold: "Answer"
-    warm: "Answer"
+    answers: "dict[str, Answer]"
 
 
 @keeps_nothing
@@ -100,29 +96,30 @@ def _ask_all(base: "KnowledgeBase") -> list[Asked]:
     base.ask(questions[0].text, recipe="full", cache="off")
     asked = []
     for question in questions:
-        full = base.ask(question.text, recipe="full", cache="off")
-        plain = base.ask(question.text, recipe="reuse", cache="off")
+        ask = partial(base.ask, question.text, cache="off")
+        answers = {"full": ask(recipe="full"), "plain": ask(recipe="reuse")}
         base.store.forget_recent()
-        cold = base.ask(question.text, cache="off")
-        warm = base.ask(question.text, cache="off")
-        asked.append(Asked(question, full, plain, cold, warm))
+        asked.append(Asked(question, {**answers, "cold": ask(), "warm": ask()}))
     return asked
 
 
 def _row(asked: Asked) -> dict[str, object]:
+    answers, warm = asked.answers, asked.answers["warm"]
     return {
         "question": asked.question.text,
         "expected": asked.question.answer,
-        "full_answer": asked.full.text,
-        "plain_reuse_answer": asked.plain.text,
-        "answer": asked.warm.text,
-        "sources": sorted({Path(source.document).name for source in asked.warm.sources}),
-        "full_ttft_s": asked.full.timing.ttft_s - asked.full.timing.retrieve_s,
-        "cold_ttft_s": asked.cold.timing.ttft_s - asked.cold.timing.retrieve_s,
-        "warm_ttft_s": asked.warm.timing.ttft_s - asked.warm.timing.retrieve_s,
-        "reused_share": asked.warm.plan.reused_share,
-        "prompt_tokens": asked.warm.plan.prompt_tokens,
+        "full_answer": answers["full"].text,
+        "plain_reuse_answer": answers["plain"].text,
+        "answer": warm.text,
+        "sources": sorted({Path(source.document).name for source in warm.sources}),
+        **{f"{name}_ttft_s": _ttft_s(answers[name]) for name in ("full", "cold", "warm")},
+        "reused_share": warm.plan.reused_share,
+        "prompt_tokens": warm.plan.prompt_tokens,
     }
+
+
+def _ttft_s(answer: "Answer") -> float:
+    return answer.timing.ttft_s - answer.timing.retrieve_s
 
 
 def _measure_speed(folder: Path) -> dict[str, float]:
@@ -175,12 +172,8 @@ def _print_answers(asked: list[Asked]) -> None:
     for name in ("question", "full prefill", "plain reuse", "default"):
         table.add_column(name, overflow="fold")
     for one in asked:
-        table.add_row(
-            one.question.text,
-            _marked(one.full.text, one.question.answer),
-            _marked(one.plain.text, one.question.answer),
-            _marked(one.warm.text, one.question.answer),
-        )
+        texts = [one.answers[name].text for name in ("full", "plain", "warm")]
+        table.add_row(one.question.text, *(_marked(text, one.question.answer) for text in texts))
     STDOUT.print(table)
     STDOUT.print(
         "A cross marks a wrong answer. Plain reuse loses what one chunk says about another. The default recipe prepares "
@@ -191,9 +184,9 @@ def _print_answers(asked: list[Asked]) -> None:
     for name in ("full", "cold", "warm", "reused"):
         times.add_column(name, justify="right", no_wrap=True, min_width=5 if name != "reused" else 10)
     for one in asked:
-        row = _row(one)
-        measured = [seconds(float(str(row[f"{name}_ttft_s"]))) for name in ("full", "cold", "warm")]
-        reused = f"{share(one.warm.plan.reused_share)} of {one.warm.plan.prompt_tokens}"
+        measured = [seconds(_ttft_s(one.answers[name])) for name in ("full", "cold", "warm")]
+        plan = one.answers["warm"].plan
+        reused = f"{share(plan.reused_share)} of {plan.prompt_tokens}"
         times.add_row(one.question.text, *measured, reused)
     STDOUT.print(times)
     STDOUT.print(

@@ -22,8 +22,8 @@ class Finding:
     """One fact. If `ok` is False something does not work, and `detail` says what to do."""
 
     name: str
-    ok: bool
     detail: str
+    ok: bool = True
 
 
 @opt.with_options(*opt.KB, *opt.MODEL)
@@ -31,7 +31,7 @@ def doctor(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Check the machine, the extras, the model and the knowledge base; exit code 1 if something is wrong."""
     import typer
 
-    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.cli.output import STDOUT, print_json, say
     from kvweave.embedding import TextEncoder
     from kvweave.errors import EmptyKnowledgeBase, KvweaveError
 
@@ -44,18 +44,18 @@ def doctor(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
             found += _documents(base)
             found += _checked("embedding", lambda: _embedding(base.encoder))
     except EmptyKnowledgeBase as nothing:
-        found.append(Finding("knowledge base", True, str(nothing)))
+        found.append(Finding("knowledge base", str(nothing)))
         found += _checked("model", lambda: _model(options.load_any_model()))
         found += _checked("embedding", lambda: _embedding(TextEncoder()))
     except (KvweaveError, OSError) as error:
-        found.append(Finding("knowledge base", False, str(error)))
+        found.append(Finding("knowledge base", str(error), ok=False))
     if json:
         print_json(found)
     else:
         for finding in found:
             mark = "[green]ok[/]   " if finding.ok else "[red]bad[/]  "
             STDOUT.print(mark, end="")
-            STDOUT.print(f"{finding.name}: {finding.detail}", markup=False, soft_wrap=True)
+            say(f"{finding.name}: {finding.detail}")
     if not all(finding.ok for finding in found):
         raise typer.Exit(1)
 
@@ -64,20 +64,21 @@ def _machine() -> list[Finding]:
     import torch
     import transformers
 
+    from kvweave.cli.output import amount
+    from kvweave.machine import available_memory_bytes, memory_limit_bytes
+
     cores = _cores()  # sets the number of threads, which is read below
     capability = torch.backends.cpu.get_cpu_capability()
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    threads, limit = torch.get_num_threads(), memory_limit_bytes()
+    under = "" if limit is None else f", under a limit of {amount(limit)}"
     return [
-        Finding("python", True, f"{platform.python_version()} on {platform.machine()}"),
-        Finding(
-            "torch",
-            True,
-            f"{torch.__version__}, {torch.get_num_threads()} threads, CPU {capability}, GPU {gpu}",
-        ),
-        Finding("transformers", True, transformers.__version__),
-        Finding("cores", True, cores),
-        Finding("memory", True, _memory()),
-        Finding("CPU units", True, _cpu_units()),
+        Finding("python", f"{platform.python_version()} on {platform.machine()}"),
+        Finding("torch", f"{torch.__version__}, {threads} threads, CPU {capability}, GPU {gpu}"),
+        Finding("transformers", transformers.__version__),
+        Finding("cores", cores),
+        Finding("memory", f"{amount(available_memory_bytes())} left{under}"),
+        Finding("CPU units", _cpu_units()),
     ]
 
 
@@ -95,17 +96,6 @@ def _cores() -> str:
     if threads > limits.threads:
         parts.append(f"more than the {limits.threads} that run at once: lower {THREAD_VARIABLES[0]}")
     return ", ".join(parts)
-
-
-def _memory() -> str:
-    """Describe the available memory and the container's limit."""
-    from kvweave.cli.output import amount
-    from kvweave.machine import available_memory_bytes, memory_limit_bytes
-
-    limit = memory_limit_bytes()
-    return f"{amount(available_memory_bytes())} left" + (
-        "" if limit is None else f", under a limit of {amount(limit)}"
-    )
 
 
 def _cpu_units() -> str:
@@ -140,9 +130,7 @@ def _extras() -> list[Finding]:
         "s3": ("obstore", "chunk KV in an object store"),
     }
     return [
-        Finding(
-            f"extra {extra}", True, what if importlib.util.find_spec(module) else f"not installed ({what})"
-        )
+        Finding(f"extra {extra}", what if importlib.util.find_spec(module) else f"not installed ({what})")
         for extra, (module, what) in parts.items()
     ]
 
@@ -152,8 +140,8 @@ def _families() -> list[Finding]:
     from kvweave.models.families import PREFIX_ONLY, REFUSED, listed
 
     return [
-        Finding("models that support only recipe prefix", True, listed(PREFIX_ONLY)),
-        Finding("models that cannot be used", True, listed(REFUSED)),
+        Finding("models that support only recipe prefix", listed(PREFIX_ONLY)),
+        Finding("models that cannot be used", listed(REFUSED)),
     ]
 
 
@@ -164,35 +152,23 @@ def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except (KvweaveError, OSError) as error:
-        return [Finding(name, False, str(error))]
+        return [Finding(name, str(error), ok=False)]
 
 
 def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
     from kvweave.cli.output import amount
 
-    stats, documents, auto = base.store.stats(), base.documents(), base.calibration()
-    free = shutil.disk_usage(base.folder).free
-    return [
-        Finding("home", True, f"{base.folder}, {amount(free)} free{_read_only(base)}"),
-        Finding(
-            "knowledge base", True, f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"
-        ),
-        Finding(
-            "chunk KV",
-            stats.bytes <= stats.limit_bytes,
-            f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; "
-            f"{stats.damaged} damaged so far",
-        ),
-        Finding("recipe auto", True, auto.summary),
-    ]
-
-
-def _read_only(base: "KnowledgeBase") -> str:
-    if not base.store.read_only:
-        return ""
-    return (
+    stats, documents, free = base.store.stats(), base.documents(), shutil.disk_usage(base.folder).free
+    read_only = (
         "; read-only: you can ask questions, but kvweave stores no answers and cannot add or remove documents"
     )
+    stored = f"{stats.entries} entries, {amount(stats.bytes)} of {amount(stats.limit_bytes)}; {stats.damaged} damaged so far"
+    return [
+        Finding("home", f"{base.folder}, {amount(free)} free{read_only if base.store.read_only else ''}"),
+        Finding("knowledge base", f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"),
+        Finding("chunk KV", stored, stats.bytes <= stats.limit_bytes),
+        Finding("recipe auto", base.calibration().summary),
+    ]
 
 
 def _documents(base: "KnowledgeBase") -> list[Finding]:
@@ -200,21 +176,21 @@ def _documents(base: "KnowledgeBase") -> list[Finding]:
     found = []
     if lost:
         detail = f"the index lacks chunks of {len(lost)} documents, {lost[0]} among them; add them again"
-        found.append(Finding("index", False, detail))
+        found.append(Finding("index", detail, ok=False))
     if missing:
         detail = (
             f"{missing} chunks lack prepared KV or data beside it; a question computes the KV that it needs and does without "
             "the rest; "
         )
         detail += sentence(base.preparation.status()) or "add again to prepare it now"
-        found.append(Finding("chunk KV to do", True, detail))
+        found.append(Finding("chunk KV to do", detail))
     return found
 
 
 def _embedding(encoder: "TextEncoder") -> list[Finding]:
     cat, same, other = encoder.encode(["The cat sleeps.", "A cat is asleep.", "Interest rates rose."])
     near, far = cat @ same, cat @ other
-    return [Finding("embedding", bool(near > far), f"{encoder.name}, {encoder.dimensions} dimensions")]
+    return [Finding("embedding", f"{encoder.name}, {encoder.dimensions} dimensions", bool(near > far))]
 
 
 def _model(model: "LoadedModel") -> list[Finding]:
@@ -223,17 +199,13 @@ def _model(model: "LoadedModel") -> list[Finding]:
 
     if isinstance(model, Adapter):
         return _placing(model)
-    limits = model.geometry
+    limits, name = model.geometry, model.fingerprint.name
     return [
         Finding(
-            "model",
-            True,
-            f"{model.fingerprint.name}, {type(model.model).__name__}, {limits.dtype}, context {limits.context_tokens}",
+            "model", f"{name}, {type(model.model).__name__}, {limits.dtype}, context {limits.context_tokens}"
         ),
-        Finding("recipe prefix alone", True, f"{model.reason}; a check continued from a stored state"),
-        Finding(
-            "bytes per stored state", True, f"{model.fixed_bytes:,} B, and {model.token_bytes:,} B per token"
-        ),
+        Finding("recipe prefix alone", f"{model.reason}; a check continued from a stored state"),
+        Finding("bytes per stored state", f"{model.fixed_bytes:,} B, and {model.token_bytes:,} B per token"),
     ]
 
 
@@ -257,17 +229,10 @@ def _placing(adapter: "Adapter") -> list[Finding]:
     error, scale = float((full - again.logits.float()).abs().max()), float(full.abs().max())
     exact = adapter.geometry.dtype.itemsize == 4 and adapter.fingerprint.weight_bits == "full"
     allowed = 1e-3 if exact else 0.05  # for differences in the order of summation and in rounding
+    differ = f"logits from stored KV differ by {error:.1e} of {scale:.1f} from full attention's"
+    kind = f"{type(adapter.model).__name__}, {shape.dtype}, {adapter.fingerprint.weight_bits} weights"
     return [
-        Finding(
-            "model",
-            True,
-            f"{name}, {type(adapter.model).__name__}, {shape.dtype}, {adapter.fingerprint.weight_bits} weights, "
-            f"context {shape.context_tokens}",
-        ),
-        Finding("bytes per token", True, f"{shape.token_bytes:,} B of KV"),
-        Finding(
-            "exactness",
-            error <= allowed * max(scale, 1.0) and again.plan.exact_tokens > 0,
-            f"logits from stored KV differ by {error:.1e} of {scale:.1f} from full attention's",
-        ),
+        Finding("model", f"{name}, {kind}, context {shape.context_tokens}"),
+        Finding("bytes per token", f"{shape.token_bytes:,} B of KV"),
+        Finding("exactness", differ, error <= allowed * max(scale, 1.0) and again.plan.exact_tokens > 0),
     ]

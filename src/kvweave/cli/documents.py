@@ -33,7 +33,7 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kvweave.cli.output import STDOUT, print_json
+    from kvweave.cli.output import STDOUT, print_json, say
     from kvweave.facts import facts
 
     if json:
@@ -50,11 +50,11 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         table.add_row(Text(document.source), Text(document.title), *numbers, *noted)
     STDOUT.print(table)
     if left:
-        STDOUT.print(f"\n{left}", soft_wrap=True)
+        say(f"\n{left}")
 
 
 def _server(base: "KnowledgeBase", kb: str) -> str:
-    from kvweave.server.client.choice import preparing_server
+    from kvweave.server.choice import preparing_server
 
     return preparing_server(base.config, kb)
 

@@ -9,8 +9,8 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from kvweave.cli.output import STDOUT, seconds
-from kvweave.results import Answer, AnswerCacheHit, ExplainedToken, PlanSpan, Timing, TokenOrigin
+from kvweave.cli.output import STDOUT, say, seconds
+from kvweave.results import Answer, AnswerCacheHit, ExplainedToken, PlanSpan, TokenOrigin
 
 _STYLES: Final[dict[TokenOrigin, tuple[str, str]]] = {
     "exact": ("green", "stored KV that equals full attention's"),
@@ -34,7 +34,7 @@ def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
     """Print the prompt, the plan and the times of an answer; a cached answer has no prompt."""
     STDOUT.print()
     if answer.plan.cache_hit is not None:
-        STDOUT.print(f"plan: {describe_cache_hit(answer.plan.cache_hit)}", markup=False, soft_wrap=True)
+        say(f"plan: {describe_cache_hit(answer.plan.cache_hit)}")
         _print_timing(answer)
         return
     _print_prompt(answer, tokens)
@@ -90,11 +90,9 @@ def _print_plan(answer: Answer) -> None:
     budget = f"ratio {plan.ratio:g}" if plan.coverage is None else f"coverage {plan.coverage:g}"
     STDOUT.print(f"recipe {plan.recipe}, {budget}")
     if plan.auto:
-        STDOUT.print(f"auto is {plan.auto}", markup=False, soft_wrap=True)
+        say(f"auto is {plan.auto}")
     if plan.without_vector:
-        STDOUT.print(
-            f"{plan.without_vector} chunks have no vector yet: words alone could find them", soft_wrap=True
-        )
+        say(f"{plan.without_vector} chunks have no vector yet: words alone could find them")
     table = Table("span", "tokens", "from", "recomputed", "why", box=None, header_style="bold")
     for span in plan.spans:
         name = f"chunk {span.chunk + 1}" if span.kind == "chunk" else span.kind
@@ -103,17 +101,10 @@ def _print_plan(answer: Answer) -> None:
     STDOUT.print(table)
 
 
-def _decoding(timing: Timing) -> str:
-    accepted_draft_tokens = (
-        f", {timing.accepted_draft_tokens} of them accepted from drafts"
-        if timing.accepted_draft_tokens
-        else ""
-    )
-    return f"decode {timing.answer_tokens} tokens{accepted_draft_tokens}"
-
-
 def _print_timing(answer: Answer) -> None:
     timing = answer.timing
+    accepted = timing.accepted_draft_tokens
+    drafts = f", {accepted} of them accepted from drafts" if accepted else ""
     steps = [
         ("retrieve", timing.retrieve_s),
         ("tokenize", timing.tokenize_s),
@@ -122,7 +113,7 @@ def _print_timing(answer: Answer) -> None:
         ("select", timing.select_s),
         ("recompute", timing.recompute_s),
         ("first token", timing.ttft_s),
-        (_decoding(timing), timing.decode_s),
+        (f"decode {timing.answer_tokens} tokens{drafts}", timing.decode_s),
         ("total", timing.total_s),
     ]
     times = Table("step", "time", box=None, header_style="bold")

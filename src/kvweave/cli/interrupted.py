@@ -3,7 +3,7 @@
 Most commands keep it. The decorators here mark those that do not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
@@ -20,25 +20,23 @@ class NothingKept(KeyboardInterrupt):
 
 def keeps_nothing(command: Callable[_P, None]) -> Callable[_P, None]:
     """Mark a command that starts over when it is run again."""
-    return _marked(command, NOTHING_KEPT, lambda given: False)
+    return _marked(command, NOTHING_KEPT)
 
 
 def keeps_output(command: Callable[_P, None]) -> Callable[_P, None]:
     """Mark a command that continues from its `output` folder, and starts over without one."""
-    return _marked(command, NOTHING_WITHOUT_OUTPUT, lambda given: given.get("output") is not None)
+    return _marked(command, NOTHING_WITHOUT_OUTPUT, unless="output")
 
 
-def _marked(
-    command: Callable[_P, None], message: str, kept: Callable[[Mapping[str, object]], bool]
-) -> Callable[_P, None]:
-    """Return the command with Ctrl-C raised as NothingKept(message), unless `kept` returns True for its options."""
+def _marked(command: Callable[_P, None], message: str, unless: str = "") -> Callable[_P, None]:
+    """Return the command with Ctrl-C raised as NothingKept(message), unless it is given this option."""
 
     @wraps(command)
     def marked(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except BaseException as error:
-            if kept(kwargs) or interrupt_behind(error) is None:
+            if kwargs.get(unless) is not None or interrupt_behind(error) is None:
                 raise
             raise NothingKept(message) from error
 

@@ -2,15 +2,12 @@
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kvweave.cli import options as opt
 from kvweave.extras import require
-
-if TYPE_CHECKING:
-    from kvweave.knowledge_base import KnowledgeBase
 
 PORT = 8421
 
@@ -50,17 +47,13 @@ def mcp(
     The tools use a running server of the same home if there is one. Standard output carries only the protocol.
     """
     require("mcp", "the MCP server", "mcp")
+    from kvweave.config import split
     from kvweave.server.mcp.sources import HomeSource
     from kvweave.server.mcp.tools import mcp_server
     from kvweave.server.mcp.transports import prints_to_stderr, serve_http, serve_stdio
-    from kvweave.server_config import split
-
-    def open_kb(kb: str) -> "KnowledgeBase":
-        opt.quiet_libraries()
-        return replace(options, kb=kb).open_kb()
 
     config = options.config()
-    with HomeSource(config, open_kb) as source:
+    with HomeSource(config, lambda kb: replace(options, kb=kb).open_kb()) as source:
         server = mcp_server(source, options.kb, options.top_k, None if http else prints_to_stderr)
         if http:
             serve_http(server, host, port, split(config.server.api_key), _tell)

@@ -9,11 +9,11 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvweave.config import environment_variable, setting_names
+from kvweave.config import all_settings, environment_variable, meanings
 
 if TYPE_CHECKING:
     from kvweave.config import Config
@@ -37,153 +37,89 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", help="No progress bars.")]
 
 
-class _Declared(NamedTuple):
-    """Help text of a shared option, its flag if that differs from the field's name, and whether it has an environment variable."""
-
-    text: str
-    flag: str | None = None
-    variable: bool = True
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
     """The shared options of one command line. None means that an option was not given or is not one of this command.
 
     A field that is a setting (`kvweave.config`) has the setting's name and applies while the knowledge base is open.
     `ratio`, `coverage` and `top_k` apply to one question.
+
+    Attributes:
+        home: Where everything is stored. Default: the platform's data folder.
+        kb: Name of the knowledge base.
+        model: Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the one the knowledge base was made with,
+            else the shipped reference model.
+        dtype: auto, float32, bfloat16 or float16.
+        weights: Bits of the linear layers' weights: auto, full, int8 or int4.
+        device: auto, cpu, cuda or cuda:N.
+        embedding_model: A sentence-transformers hub id or folder, or multilingual.
+        reranker: Cross-encoder that reranks the best chunks: hub id or folder. Default: none.
+        chunk_tokens: Longest chunk. Default: 512, or an eighth of the model's context.
+        overlap_tokens: Tokens that a chunk shares with the previous one. Default: 0.
+        system: The instruction that every prompt starts with; fixed by the first add.
+        recipe: How stored KV is reused and which tokens are recomputed; an unknown name lists the known ones.
+        prepare: How chunk KV is prepared, if not as the recipe does it; an unknown name lists the known ones.
+        storage: How prepared chunk KV is stored: auto, exact, int8 or int4. Default: auto, which is int8 unless the
+            recipe needs exact KV.
+        auxiliary: Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one.
+        shared: Address of chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.
+        tier: device, host, disk or shared.
+        ratio: Share of the reused context to recompute, 0 to 1.
+        coverage: Instead of --ratio: recompute the top-scored tokens that together hold this share of the scores, 0
+            to 1 (at least 2 %, at most 50 % of the tokens).
+        top_k: Number of chunks to retrieve. Default: 5.
+        max_new_tokens: Longest answer. Default: 256, or an eighth of the model's context.
+        temperature: 0 is greedy.
+        think: Let a reasoning model think before it answers; its thoughts are not part of the answer. Default: no.
+        kv_budget: KV entries that each decoded token attends to: a share up to 1, or a number above 1. Default: all,
+            in memory.
+        resident_bytes: Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit.
+        use_server: Use a running server of the same home. Default: yes.
+        wait: Return only when all chunk KV is computed too. Default: no.
+        prediction_stride: Questions predicted at a time, 1 to 5. Default: 5.
+        calibrate_first_tokens: Least share of first tokens that a recipe must keep, 0 to 1. Default: 0.98.
+        calibrate_answers: Least share of answers that a recipe must keep, 0 to 1. Default: 0.98.
+        idle_seconds_per_day: Daily budget in seconds of work. Default: 3600 with --watch or --low-load, else no
+            limit.
     """
 
-    home: Annotated[
-        Path | None, _Declared("Where everything is stored. Default: the platform's data folder.")
-    ] = None
-    kb: Annotated[str, _Declared("Name of the knowledge base.")] = "default"
-    model: Annotated[
-        str | None,
-        _Declared(
-            "Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the one the knowledge base was made with, else the "
-            "shipped reference model."
-        ),
-    ] = None
-    dtype: Annotated[str | None, _Declared("auto, float32, bfloat16 or float16.")] = None
-    weights: Annotated[
-        str | None, _Declared("Bits of the linear layers' weights: auto, full, int8 or int4.")
-    ] = None
-    device: Annotated[str | None, _Declared("auto, cpu, cuda or cuda:N.")] = None
-    embedding_model: Annotated[
-        str | None, _Declared("A sentence-transformers hub id or folder, or multilingual.")
-    ] = None
-    reranker: Annotated[
-        str | None,
-        _Declared("Cross-encoder that reranks the best chunks: hub id or folder. Default: none."),
-    ] = None
-    chunk_tokens: Annotated[
-        int | None, _Declared("Longest chunk. Default: 512, or an eighth of the model's context.")
-    ] = None
-    overlap_tokens: Annotated[
-        int | None, _Declared("Tokens that a chunk shares with the previous one. Default: 0.")
-    ] = None
-    system: Annotated[
-        str | None, _Declared("The instruction that every prompt starts with; fixed by the first add.")
-    ] = None
-    recipe: Annotated[
-        str | None,
-        _Declared(
-            "How stored KV is reused and which tokens are recomputed; an unknown name lists the known ones."
-        ),
-    ] = None
-    prepare: Annotated[
-        str | None,
-        _Declared(
-            "How chunk KV is prepared, if not as the recipe does it; an unknown name lists the known ones."
-        ),
-    ] = None
-    storage: Annotated[
-        str | None,
-        _Declared(
-            "How prepared chunk KV is stored: auto, exact, int8 or int4. Default: auto, which is int8 unless the recipe needs "
-            "exact KV."
-        ),
-    ] = None
-    auxiliary: Annotated[
-        str | None,
-        _Declared(
-            "Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one."
-        ),
-    ] = None
-    shared: Annotated[
-        str | None,
-        _Declared(
-            "Address of chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix."
-        ),
-    ] = None
-    tier: Annotated[str | None, _Declared("device, host, disk or shared.", variable=False)] = None
-    ratio: Annotated[float | None, _Declared("Share of the reused context to recompute, 0 to 1.")] = None
-    coverage: Annotated[
-        float | None,
-        _Declared(
-            "Instead of --ratio: recompute the top-scored tokens that together hold this share of the scores, 0 to 1 (at least 2 %, "
-            "at most 50 % of the tokens)."
-        ),
-    ] = None
-    top_k: Annotated[int | None, _Declared("Number of chunks to retrieve. Default: 5.")] = None
-    max_new_tokens: Annotated[
-        int | None, _Declared("Longest answer. Default: 256, or an eighth of the model's context.")
-    ] = None
-    temperature: Annotated[float | None, _Declared("0 is greedy.")] = None
-    think: Annotated[
-        bool | None,
-        _Declared(
-            "Let a reasoning model think before it answers; its thoughts are not part of the answer. Default: no.",
-            flag="--think/--no-think",
-        ),
-    ] = None
-    kv_budget: Annotated[
-        float | None,
-        _Declared(
-            "KV entries that each decoded token attends to: a share up to 1, or a number above 1. Default: all, in memory."
-        ),
-    ] = None
-    resident_bytes: Annotated[
-        str | None,
-        _Declared(
-            "Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit."
-        ),
-    ] = None
-    use_server: Annotated[
-        bool | None,
-        _Declared("Use a running server of the same home. Default: yes.", flag="--server/--no-server"),
-    ] = None
-    wait: Annotated[
-        bool | None,
-        _Declared("Return only when all chunk KV is computed too. Default: no.", flag="--wait/--no-wait"),
-    ] = None
-    prediction_stride: Annotated[
-        int | None, _Declared("Questions predicted at a time, 1 to 5. Default: 5.", flag="--stride")
-    ] = None
-
-    calibrate_first_tokens: Annotated[
-        float | None,
-        _Declared(
-            "Least share of first tokens that a recipe must keep, 0 to 1. Default: 0.98.",
-            flag="--first-tokens",
-        ),
-    ] = None
-    calibrate_answers: Annotated[
-        float | None,
-        _Declared("Least share of answers that a recipe must keep, 0 to 1. Default: 0.98.", flag="--answers"),
-    ] = None
-    idle_seconds_per_day: Annotated[
-        float | None,
-        _Declared(
-            "Daily budget in seconds of work. Default: 3600 with --watch or --low-load, else no limit.",
-            flag="--seconds-per-day",
-        ),
-    ] = None
+    home: Path | None = None
+    kb: str = "default"
+    model: str | None = None
+    dtype: str | None = None
+    weights: str | None = None
+    device: str | None = None
+    embedding_model: str | None = None
+    reranker: str | None = None
+    chunk_tokens: int | None = None
+    overlap_tokens: int | None = None
+    system: str | None = None
+    recipe: str | None = None
+    prepare: str | None = None
+    storage: str | None = None
+    auxiliary: str | None = None
+    shared: str | None = None
+    tier: str | None = None
+    ratio: float | None = None
+    coverage: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    think: bool | None = None
+    kv_budget: float | None = None
+    resident_bytes: str | None = None
+    use_server: bool | None = None
+    wait: bool | None = None
+    prediction_stride: int | None = None
+    calibrate_first_tokens: float | None = None
+    calibrate_answers: float | None = None
+    idle_seconds_per_day: float | None = None
 
     def open_kb(self) -> "KnowledgeBase":
         """Open the existing knowledge base that the options name."""
         from kvweave.knowledge_base import open_existing
 
+        quiet_libraries()
         _show_conversions()
         return open_existing(self.kb, home=self.home, **self._settings())
 
@@ -191,6 +127,7 @@ class SharedOptions:
         """Open the knowledge base that the options name, and create it if it does not exist."""
         from kvweave.knowledge_base import open_knowledge_base
 
+        quiet_libraries()
         _show_conversions()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
@@ -204,6 +141,7 @@ class SharedOptions:
         """Load the model that the options name, else `default`, else the shipped reference model."""
         from kvweave.models.loading import load_model
 
+        quiet_libraries()
         _show_conversions()
         model = default if self.model is None else self.model
         return load_model(model, **self._loading(), home=self.home)
@@ -230,7 +168,7 @@ class SharedOptions:
 
     def _settings(self) -> dict[str, Any]:
         """Return the options that are settings for the knowledge base rather than for one question."""
-        names = {each.name for each in dataclasses.fields(self)} & (setting_names() - {"top_k"})
+        names = {each.name for each in dataclasses.fields(self)} & (all_settings().keys() - {"top_k"})
         settings = {name: getattr(self, name) for name in names}
         if self.resident_bytes is not None:
             settings["resident_bytes"] = size_bytes(self.resident_bytes)
@@ -238,7 +176,14 @@ class SharedOptions:
 
 
 _FIELDS = {each.name: each for each in dataclasses.fields(SharedOptions)}
-_HINTS = typing.get_type_hints(SharedOptions, include_extras=True)
+_FLAGS = {
+    "use_server": "--server/--no-server",
+    "prediction_stride": "--stride",
+    "calibrate_first_tokens": "--first-tokens",
+    "calibrate_answers": "--answers",
+    "idle_seconds_per_day": "--seconds-per-day",
+}
+"""The flags that do not spell the field's name."""
 
 
 def arguments_of(options: SharedOptions, names: Sequence[str]) -> list[str]:
@@ -252,18 +197,16 @@ def arguments_of(options: SharedOptions, names: Sequence[str]) -> list[str]:
 
 
 def _flag(name: str) -> str:
-    (declaration,) = _HINTS[name].__metadata__
-    return declaration.flag or f"--{name.replace('_', '-')}"
+    flag = name.replace("_", "-")
+    return _FLAGS.get(name) or (
+        f"--{flag}/--no-{flag}" if _FIELDS[name].type == (bool | None) else f"--{flag}"
+    )
 
 
 def declared(name: str, text: str | None = None) -> Any:
     """Return the Typer option for a field of SharedOptions, with `text` instead of its help text if given."""
-    (declaration,) = _HINTS[name].__metadata__
-    return typer.Option(
-        _flag(name),
-        envvar=environment_variable(name) if declaration.variable else None,
-        help=text or declaration.text,
-    )
+    variable = None if name == "tier" else environment_variable(name)  # a tier is chosen for one command
+    return typer.Option(_flag(name), envvar=variable, help=text or meanings(SharedOptions)[name])
 
 
 def with_options(*names: str, **texts: str) -> Callable[[Command], Command]:
@@ -274,70 +217,57 @@ def with_options(*names: str, **texts: str) -> Callable[[Command], Command]:
     """
 
     def decorate(command: Command) -> Command:
-        expanded: list[inspect.Parameter] = []
+        parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[str]]] = {}
         for parameter in inspect.signature(command).parameters.values():
             group = parameter.annotation
-            if not dataclasses.is_dataclass(group):
-                expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-                continue
-            options = _shared_parameters(names, texts) if group is SharedOptions else _parameters(group)
-            groups[parameter.name] = group, [each.name for each in options]
-            expanded += options
-        return _expanded(command, expanded, groups)
+            if dataclasses.is_dataclass(group):
+                options = _shared(names, texts) if group is SharedOptions else _options(group)
+                groups[parameter.name] = group, [each.name for each in options]
+                parameters += options
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            made = {
+                name: group(**{each: given.pop(each) for each in taken})
+                for name, (group, taken) in groups.items()
+            }
+            command(**given, **made)
+
+        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        expanded.__annotations__ = {each.name: each.annotation for each in parameters}
+        return expanded
 
     return decorate
 
 
-def _shared_parameters(names: Sequence[str], texts: dict[str, str]) -> list[inspect.Parameter]:
+def _shared(names: Sequence[str], texts: dict[str, str]) -> list[inspect.Parameter]:
     types = typing.get_type_hints(SharedOptions)
-    return [
-        _parameter(_FIELDS[name], Annotated[types[name], declared(name, texts.get(name))]) for name in names
-    ]
+    return [_option(_FIELDS[name], Annotated[types[name], declared(name, texts.get(name))]) for name in names]
 
 
-def _parameters(group: Any) -> list[inspect.Parameter]:
+def _options(group: Any) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group, include_extras=True)
-    return [_parameter(each, hints[each.name]) for each in dataclasses.fields(group)]
+    return [_option(each, hints[each.name]) for each in dataclasses.fields(group)]
 
 
-def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
+def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _expanded(
-    command: Command, parameters: list[inspect.Parameter], groups: dict[str, tuple[Any, list[str]]]
-) -> Command:
-    """Return a command with these parameters that calls `command` with its groups of options."""
-
-    @functools.wraps(command)
-    def expanded(**given: Any) -> None:
-        made = {
-            name: group(**{each: given.pop(each) for each in taken})
-            for name, (group, taken) in groups.items()
-        }
-        command(**given, **made)
-
-    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {each.name: each.annotation for each in parameters}
-    return expanded
-
-
 def _show_conversions() -> None:
     """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set."""
-    from kvweave.models.gguf.reporting import report_to
-
-    bar: list[Callable[[str, int, int], None]] = []
+    from kvweave.models.gguf.conversions import report_to
 
     def show(stage: str, done: int, total: int) -> None:
-        if not bar:
-            from kvweave.cli.output import ModelProgress
+        from kvweave.cli.output import show_conversion
 
-            bar.append(ModelProgress())
-        bar[0](stage, done, total)
+        show_conversion(stage, done, total)
 
     if not os.environ.get("KVWEAVE_QUIET"):
         report_to(show)

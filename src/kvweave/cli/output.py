@@ -27,6 +27,11 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(facts(value), ensure_ascii=False, indent=2))
 
 
+def say(line: str, style: str | None = None) -> None:
+    """Print a line as it is to standard output: without markup, and wrapped by the terminal alone."""
+    STDOUT.print(line, style=style, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator["Report"]:
     """Show one progress bar per stage on standard error; yield the callback that advances it."""
@@ -52,7 +57,7 @@ def progress_bar(quiet: bool) -> Iterator["Report"]:
         yield report
 
 
-class ModelProgress:
+class _ConversionProgress:
     """A progress bar for the conversion of a model, shown from the first report to the last.
 
     It is for commands that show no other bar. Most calls of these commands convert nothing.
@@ -70,6 +75,9 @@ class ModelProgress:
         if done >= total:
             self._shown.close()
             self._report = None
+
+
+show_conversion = _ConversionProgress()
 
 
 def amount(size_bytes: float) -> str:

@@ -10,9 +10,7 @@ from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
     from kvweave.knowledge_base import KnowledgeBase
-    from kvweave.results import PrepareReport
     from kvweave.server.chunk_worker import Worker
-    from kvweave.state.knowledge_base_state import Progress
     from kvweave.state.preparation import PreparationStatus
 
 _LOG_EVERY_S: Final = 30.0
@@ -23,22 +21,17 @@ def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
     from kvweave.cli.output import STDERR, progress_bar
     from kvweave.server.chunk_worker import prepare_all
 
-    def prepared(base: "KnowledgeBase", report: "Progress") -> "list[PrepareReport]":
-        return prepare_all(base, lambda settings: replace(options, **settings).open_kb(), report)
-
-    opt.quiet_libraries()
-    with options.open_kb() as base:
-        if STDERR.is_terminal:
-            with progress_bar(quiet) as report:
-                done = prepared(base, report)
-        else:
-            log = _Log(base)
+    terminal = STDERR.is_terminal
+    with options.open_kb() as base, progress_bar(quiet or not terminal) as bar:
+        log = _Log(base)
+        if not terminal:
             log.write(f"process {os.getpid()} prepares chunks")
-            done = prepared(base, log)
+        report = bar if terminal else log
+        done = prepare_all(base, lambda settings: replace(options, **settings).open_kb(), report)
     said = (
         f"{sum(each.chunks for each in done)} chunks prepared in {sum(each.seconds for each in done):.1f} s"
     )
-    if STDERR.is_terminal:
+    if terminal:
         STDERR.print(said)
     else:
         log.write(said)

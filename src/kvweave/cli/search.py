@@ -22,7 +22,6 @@ def search(
     """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
     from kvweave.cli.output import print_json
 
-    opt.quiet_libraries()
     with options.open_kb() as base:  # report a missing knowledge base before seconds of imports
         found = base.explained_passages(question, options.top_k)
     if json:
@@ -33,17 +32,17 @@ def search(
 
 
 def _show(number: int, passage: "FoundPassage") -> None:
-    from kvweave.cli.output import STDOUT, place
+    from kvweave.cli.output import place, say
 
     source = passage.source
     title = (
         f"{number}  {source.document} [{source.start}:{source.end}]{place(source)}  score {source.score:.4f}"
     )
-    STDOUT.print(title, markup=False, soft_wrap=True)
-    STDOUT.print(f"   {'; '.join(_reasons(passage))}", style="dim", markup=False, soft_wrap=True)
+    say(title)
+    say(f"   {'; '.join(_reasons(passage))}", style="dim")
     text = " ".join(source.text.split())
     shown = text if len(text) <= _SHOWN_LETTERS else text[:_SHOWN_LETTERS].rstrip() + " \u2026"
-    STDOUT.print(f"   {shown}", markup=False, soft_wrap=True)
+    say(f"   {shown}")
 
 
 def _reasons(passage: "FoundPassage") -> list[str]:

@@ -1,53 +1,43 @@
 """serve: answer over HTTP, with OpenAI's API and routes for knowledge bases. Every setting is an option here."""
 
 import dataclasses
-import typing
 from collections.abc import Collection
 from typing import Annotated, Any, Final
 
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.config import Config, environment_variable
+from kvweave.config import Setting, all_settings, environment_variable
 from kvweave.extras import require
-from kvweave.server_config import meanings
 
 _SIZES = "_bytes"
 """Settings with this suffix are sizes. The command line also takes them as text such as 20GB."""
 
 
 def _setting_options(without: Collection[str]) -> Any:
-    """Return a dataclass with an option, None by default, for every setting that is not in `without`."""
-    fields = []
-    for component in _components():
-        hints, texts = typing.get_type_hints(component), meanings(component)
-        for each in dataclasses.fields(component):
-            if each.name not in without:
-                fields.append((each.name, _declaration(each, hints[each.name], texts[each.name]), None))
+    """Return a dataclass with an option, None by default, for every setting of a component that is not in `without`."""
+    fields = [
+        (name, _declaration(setting), None)
+        for name, setting in all_settings().items()
+        if setting.part and name not in without
+    ]
     return dataclasses.make_dataclass("SettingOptions", fields, frozen=True, kw_only=True)
 
 
 def _given(options: Any) -> dict[str, Any]:
     """Return the options as arguments of `read_config`, with sizes as numbers."""
-    found = {each.name: getattr(options, each.name) for each in dataclasses.fields(options)}
     return {
-        name: opt.size_bytes(value) if name.endswith(_SIZES) and isinstance(value, str) else value
-        for name, value in found.items()
+        name: opt.size_bytes(value) if name.endswith(_SIZES) and value is not None else value
+        for name, value in dataclasses.asdict(options).items()
     }
 
 
-def _components() -> list[Any]:
-    parts = [each.default_factory for each in dataclasses.fields(Config)]
-    return [part for part in parts if dataclasses.is_dataclass(part)]
-
-
-def _declaration(field: Any, hint: Any, text: str) -> Any:
-    kind = next(each for each in (bool, int, float, str) if each is hint or each in typing.get_args(hint))
-    flag = field.name.replace("_", "-")
-    spelled = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-    default = "" if field.default is None else f" Default: {_default_text(field.default)}."
-    option = typer.Option(spelled, envvar=environment_variable(field.name), help=text + default)
-    return Annotated[(str if field.name.endswith(_SIZES) else kind) | None, option]
+def _declaration(setting: Setting) -> Any:
+    flag = setting.name.replace("_", "-")
+    spelled = f"--{flag}/--no-{flag}" if setting.kind is bool else f"--{flag}"
+    default = "" if setting.default is None else f" Default: {_default_text(setting.default)}."
+    option = typer.Option(spelled, envvar=environment_variable(setting.name), help=setting.help + default)
+    return Annotated[(str if setting.name.endswith(_SIZES) else setting.kind) | None, option]
 
 
 def _default_text(default: object) -> str:

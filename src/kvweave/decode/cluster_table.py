@@ -41,7 +41,6 @@ class ClusterTable:
         self.extra_homes: dict[tuple[int, int], list[int]] = {}
 
     def new_cluster(self, head: int, home: int) -> int:
-        """Add an empty cluster whose first home is `home`; return its number."""
         if self.count[head] == self.sizes.shape[1]:
             self._widen()
         number = int(self.count[head])
@@ -56,7 +55,6 @@ class ClusterTable:
         self.flagged[head, cluster] = False
 
     def homes_of(self, head: int, cluster: int) -> list[int]:
-        """Return all homes of a cluster, in order."""
         return [int(self.homes[head, cluster]), *self.extra_homes.get((head, cluster), ())]
 
     def variance_with(self, head: int, cluster: int, squared_distance: float) -> float:
@@ -76,7 +74,6 @@ class ClusterTable:
         }
 
     def restore(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Restore what `state` returned."""
         for name, array in state.items():
             if name != "more":
                 setattr(self, name, array)

@@ -3,7 +3,7 @@
 The cost of a step is the difference of two copies.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kvweave.results import DecodeStats
 
@@ -73,23 +73,16 @@ class DecodeCounts:
         return self.hits_ahead / self.retrieved if self.retrieved else 0.0
 
     def record_resident(self, resident_bytes: int) -> None:
-        """Record the KV held in memory now."""
         self.resident_bytes = resident_bytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, resident_bytes)
 
     def copy(self) -> "DecodeCounts":
-        """Return a copy."""
-        return DecodeCounts(**asdict(self))
+        return replace(self)
 
     def since(self, earlier: "DecodeCounts") -> "DecodeCounts":
         """Return what was added since `earlier`; the resident bytes and their peak stay as they are."""
-        names = [field.name for field in fields(self)]
-        return DecodeCounts(
-            **{
-                name: getattr(self, name) - (0 if name in _LEVELS else getattr(earlier, name))
-                for name in names
-            }
-        )
+        sums = [field.name for field in fields(self) if field.name not in _LEVELS]
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in sums})
 
     def per_token(self) -> DecodeStats:
         """Return the facts of a report row, per new row."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.offloaded_cache import OffloadedCache, OffloadedPlan
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
@@ -112,7 +112,6 @@ class PromptOffloader:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a memory limit."""
         return self.settings.resident_bytes is not None
 
     def begin(self, positions: Tensor) -> None:
@@ -123,7 +122,7 @@ class PromptOffloader:
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Copy the last rows' queries, and note the layer's own window."""
-        self._current = queries.layer, queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.window
+        self._current = queries.layer, queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.settings.window
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Cluster and write a layer (G, N, D) that this pass attended to."""
@@ -133,7 +132,6 @@ class PromptOffloader:
             self._written_layers += 1
 
     def close(self) -> None:
-        """Close the cache, if there is one; closing twice is fine."""
         if self._cache is not None:
             self._cache.close()
 
@@ -168,8 +166,7 @@ class TurnAppender:
         self._adapter.check_append(self._cache, positions.numel())
 
     def on_layer(self, queries: LayerQueries) -> None:
-        """Note the layer and its window."""
-        self._current = queries.layer, queries.window
+        self._current = queries.layer, queries.settings.window
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Append a layer's rows (G, N, D) if this pass attended to it."""
@@ -177,17 +174,13 @@ class TurnAppender:
             self._cache.append(layer, keys, values, self._current[1])
 
 
-class TurnPlan(RowPlan):
+class TurnPlan(OffloadedPlan):
     """Rows (T,) of a prompt attend to the text in `cache`, and causally to the prompt."""
-
-    def __init__(self, cache: OffloadedCache, rows: Tensor, dtype: torch.dtype) -> None:
-        super().__init__(rows, dtype)
-        self._cache = cache
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (1, H, T, D); `call` has the prompt's keys and values."""
         self.notify_hooks(call)
-        return self._cache.attend_turn(call, self.rows)
+        return self.cache.attend_turn(call, self.rows)
 
 
 # The KV of a text that grows
@@ -252,7 +245,6 @@ class DecodeState:
         return None if self._offloaded is None else self._offloaded.counts.per_token()
 
     def close(self) -> None:
-        """Delete the files, if there are any."""
         if self._offloaded is not None:
             self._offloaded.close()
 
@@ -274,7 +266,6 @@ class PersistentDecodeState:
         self._adapter, self._recompute = adapter, recompute
 
     def advance(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits (1, vocab) after `token_ids`, whose last token is not in the KV yet."""
         if not self._adapter.needs_rope_rescale(len(token_ids)):
             return self._adapter.step(self.kv, token_ids[-1])
         self.kv, logits = self._recompute(token_ids)
@@ -292,7 +283,6 @@ class PersistentDecodeState:
 
     @property
     def cost(self) -> DecodeStats | None:
-        """What offloaded decoding has read and kept in memory so far."""
         return self.kv.counts.per_token()
 
 

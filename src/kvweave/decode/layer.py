@@ -101,7 +101,6 @@ class OffloadedLayer(CacheLayerMixin):
             self._trim_window(self._budget_for(self.recent.seq_length))
 
     def restore(self, window: dict[str, Tensor], seq_length: int, sliding_window: int | None) -> None:
-        """Restore what `recent.state` returned after `seq_length` positions."""
         self.recent.restore(window, seq_length)
         for keys, values, _ in self.recent.segments():
             self.lazy_initialization(keys, values)
@@ -112,16 +111,15 @@ class OffloadedLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of positions so far."""
         return self.recent.seq_length
 
     def get_max_length(self) -> int:
-        """Return -1: there is no maximum."""
         return -1
 
     def _start_attention(self, call: AttentionCall) -> PartialAttention:
-        self._set_sliding_window(call.window)
-        return PartialAttention(call.query, call.keys.shape[1], scaling=call.scaling, softcap=call.softcap)
+        self._set_sliding_window(call.settings.window)
+        scaling, softcap = call.settings.scaling, call.settings.softcap
+        return PartialAttention(call.query, call.keys.shape[1], scaling=scaling, softcap=softcap)
 
     def _attend_stored(self, attention: PartialAttention, rows: Tensor, own: int) -> int:
         """Attend from rows (T,) to all that is stored; return the entries that the last row attends to.
@@ -202,12 +200,10 @@ class RecentWindow:
 
     @property
     def sinks(self) -> int:
-        """Number of sinks held."""
         return 0 if self._sinks is None else self._sinks.shape[2]
 
     @property
     def resident_bytes(self) -> int:
-        """Size of the buffers."""
         return sum(part.nbytes for part in (self._sinks, self._rows) if part is not None)
 
     def append(self, keys: Tensor, values: Tensor) -> None:
@@ -276,7 +272,6 @@ class RecentWindow:
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of sinks and window, for `restore`."""
         found = {} if self._sinks is None else {"sinks": self._sinks.clone()}
         if self._rows is not None:
             found["window"] = self._rows[:, :, self._start : self._end].contiguous()
@@ -284,7 +279,6 @@ class RecentWindow:
         return found
 
     def restore(self, state: dict[str, Tensor], seq_length: int) -> None:
-        """Restore what `state` returned after `seq_length` positions."""
         self._sinks = state.get("sinks")
         self.seq_length = seq_length
         if "window" in state:

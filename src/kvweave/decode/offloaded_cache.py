@@ -5,7 +5,7 @@ Its KV in memory stays within `resident_bytes`: windows, buffers and centroids c
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,30 +15,42 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from kvweave.decode.clusters.adaptive import AdaptiveClusters
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.centroids import SPARE_COLUMNS
 from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.retriever import CacheHooks, SinkAttention, token_budget
 from kvweave.decode.settings import OffloadSettings
-from kvweave.decode.shared_state import SharedState, build_shared_state
-from kvweave.decode.strategies import strategy_named
+from kvweave.decode.shared_state import SharedState, Strategy, build_shared_state
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.support import Geometry
+from kvweave.plugins import more_in_lab, plugins
 
 _BLOCK_ROWS = 256  # rows of a turn that share what is retrieved
+
+
+_STRATEGIES: Mapping[str, Strategy] = {"dynakv": Strategy(AdaptiveClusters)}
+
+
+def strategy_named(name: str) -> Strategy:
+    """Return a strategy, of this package or one that others add through `kvweave.strategies`; raise InvalidRequest."""
+    if name in _STRATEGIES:
+        return _STRATEGIES[name]
+    others = plugins("kvweave.strategies")
+    if name not in others:
+        more, known = more_in_lab("kvweave.strategies"), ", ".join((*_STRATEGIES, *sorted(others)))
+        raise InvalidRequest(f"there is no decoding strategy {name!r}; choose one of {known}{more}")
+    strategy: Strategy = others[name].load()
+    return strategy
 
 
 class OffloadedCache(AppendableCache):
     """KV of one text, on disk and in memory. Close it: its files have no name and are deleted with it.
 
-    Args:
-        geometry: the model's.
-        settings: see `OffloadSettings`.
-        positions: rotary positions (N,) of the prompt it will be filled with; empty for a text that starts with its
-            first pass.
-        files: paths of its two files, for a text that outlives the process.
+    `positions` are the rotary positions (N,) of the prompt it will be filled with, empty for a text that starts with its first
+    pass; `files` the paths of its two files, for a text that outlives the process.
 
     Raises:
         InvalidRequest: the settings are invalid.
@@ -58,13 +70,21 @@ class OffloadedCache(AppendableCache):
         self._failure: str | None = None  # a message: a traceback would keep this cache alive
         self._on_next_change: Callable[[], None] | None = None
         strategy = strategy_named(settings.strategy)
-        weak = self._weak_reference()
+        # For callbacks: with cycles, frames would outlive the last reference to the cache.
+        weak = cast(OffloadedCache, weakref.proxy(self))
         self.shared = build_shared_state(
             geometry, settings, strategy, self.counts, files, lambda: weak.limit.reclaim_frames()
         )
         try:
             self.limit = MemoryLimit(self.shared, geometry.layers, geometry.kv_heads)
-            hooks = [self._hooks(layer) for layer in range(geometry.layers)]
+            hooks = [
+                CacheHooks(
+                    partial(OffloadedCache._reserve_memory, weak, layer),
+                    partial(OffloadedCache._has_room, weak, layer),
+                    partial(OffloadedCache._prefetch_after, weak, layer),
+                )
+                for layer in range(geometry.layers)
+            ]
             layers = [
                 OffloadedLayer(
                     settings.sinks,
@@ -133,7 +153,6 @@ class OffloadedCache(AppendableCache):
 
     @property
     def resident_bytes(self) -> int:
-        """KV held in memory now, with all buffers that hold it."""
         return self.limit.resident_bytes
 
     @property
@@ -162,7 +181,7 @@ class OffloadedCache(AppendableCache):
         """Record the memory that these layers take now."""
         for index in layers:
             layer: OffloadedLayer = self.layers[index]
-            self.limit.record_layer(index, layer.recent.resident_bytes + layer.retriever.resident_bytes)
+            self.limit.layer_bytes[index] = layer.recent.resident_bytes + layer.retriever.resident_bytes
 
     def close(self) -> None:
         """Wait for reads in flight and close the files; closing twice is fine. The cache is unusable afterwards."""
@@ -176,19 +195,6 @@ class OffloadedCache(AppendableCache):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _weak_reference(self) -> "OffloadedCache":
-        """Return a weak reference for callbacks: with cycles, frames would outlive the last reference to the cache."""
-        return cast(OffloadedCache, weakref.proxy(self))
-
-    def _hooks(self, layer: int) -> CacheHooks:
-        """Return what a layer calls."""
-        weak = self._weak_reference()
-        return CacheHooks(
-            partial(OffloadedCache._reserve_memory, weak, layer),
-            partial(OffloadedCache._has_room, weak, layer),
-            partial(OffloadedCache._prefetch_after, weak, layer),
-        )
-
     @contextmanager
     def _usable(self) -> Iterator[None]:
         """Raise StoreError after a failure: part of a pass may have been stored."""
@@ -201,7 +207,6 @@ class OffloadedCache(AppendableCache):
             raise
 
     def _start_layer(self, layer: int) -> None:
-        """Start a pass with its first layer."""
         if layer == 0:
             if self._on_next_change is not None:
                 self._on_next_change()
@@ -230,7 +235,6 @@ class OffloadedCache(AppendableCache):
                 self.limit.enforce(more_bytes)
 
     def _has_room(self, layer: int, more_bytes: int) -> bool:
-        """Return whether a layer can grow by `more_bytes`."""
         self.measure(layer)
         return self.limit.has_room(more_bytes)
 
@@ -247,11 +251,11 @@ class OffloadedPlan(RowPlan):
 
     def __init__(self, cache: OffloadedCache, rows: Tensor, dtype: torch.dtype) -> None:
         super().__init__(rows, dtype)
-        self._cache = cache
+        self.cache = cache
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attention of the rows' query (1, H, T, D); `call` has the rows' own keys and values."""
-        return self._cache.attend(call, self.rows)
+        return self.cache.attend(call, self.rows)
 
 
 class MemoryLimit:
@@ -264,7 +268,7 @@ class MemoryLimit:
         self._shared = shared
         self._limit = shared.settings.resident_bytes
         self._frames = shared.store.page_cache.frames
-        self._layer_bytes = [0] * layers  # of each layer, without frames and centroids
+        self.layer_bytes = [0] * layers  # of each layer, without frames and centroids
         self._kv_heads = kv_heads
         self._reserved_bytes = 0
 
@@ -272,10 +276,6 @@ class MemoryLimit:
     def resident_bytes(self) -> int:
         """KV in memory now, with all buffers that hold it."""
         return self.bytes_without_frames() + self._frames.touched_bytes
-
-    def record_layer(self, layer: int, resident_bytes: int) -> None:
-        """Record what a layer holds now, without frames and centroids."""
-        self._layer_bytes[layer] = resident_bytes
 
     def has_room(self, more_bytes: int) -> bool:
         """Return whether `enforce` can make room for `more_bytes` while no cluster must stay in memory."""
@@ -313,14 +313,14 @@ class MemoryLimit:
     def check_room(self) -> None:
         """Raise InvalidRequest if the limit leaves too few frames for the steps that follow."""
         growth_bytes = self._shared.centroids.growth_bytes
-        layers = range(len(self._layer_bytes))
+        layers = range(len(self.layer_bytes))
         self._shared.store.check_room(max(growth_bytes(layer, SPARE_COLUMNS + 1, 2) for layer in layers))
 
     def bytes_without_frames(self) -> int:
         """Return the resident bytes of everything but page frames."""
         shared = self._shared
         return (
-            sum(self._layer_bytes)
+            sum(self.layer_bytes)
             + shared.centroids.resident_bytes
             + shared.store.pages.buffer_bytes
             + self.workspace_bytes

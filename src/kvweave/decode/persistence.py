@@ -46,11 +46,7 @@ def reset_files(folder: Path) -> tuple[Path, Path]:
 def persist(cache: OffloadedCache, folder: Path, token_ids: Sequence[int], model_digest: str) -> None:
     """Write what `resume` needs. The cache may be closed afterwards, or continued: the next pass deletes the index.
 
-    Args:
-        cache: its files must be in `folder`.
-        folder: folder of the text.
-        token_ids: all tokens in the cache.
-        model_digest: digest of the model.
+    `token_ids` are all tokens in the cache, whose files must be in `folder`.
 
     Raises:
         StoreFull, StoreError: the disk failed; no index is left.

@@ -7,7 +7,6 @@ adds some of them to the attention of every pass. Knows nothing of models or fil
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -59,67 +58,37 @@ class CacheHooks:
     on_reads_done: Callable[[], None]
 
 
-class Retriever(Protocol):
-    """Entries of one layer that have left its window. Tensor letters: G KV heads, n entries, D head width."""
-
-    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
-        """Store a prompt's entries (G, n, D); `queries` (H, T, D) are those of its last rows, if known."""
-        ...
-
-    def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
-        """Store copies of entries (G, n, D) that leave the window, oldest first."""
-        ...
-
-    def accepts(self, count: int, budget: TokenBudget) -> int:
-        """Return how many of `count` entries it takes now; the others stay in the window."""
-        ...
-
-    def prefetch_centroids(self) -> None:
-        """Start reading what selection needs; called as the layer's attention begins."""
-        ...
-
-    def prefetch(self) -> None:
-        """Start reading what the layer will probably retrieve; called before it attends."""
-        ...
-
-    def attend(self, attention: PartialAttention, limit: int) -> int:
-        """Add at most `limit` entries per KV head to the attention; return their number, summed over heads."""
-        ...
-
-    def finish_pass(self, budget: TokenBudget) -> None:
-        """Do deferred work and release memory; called when the layer is done with a pass."""
-        ...
+class Retriever:
+    """Entries of one layer that have left its window; this one keeps none. Tensor letters: G KV heads, n entries, D head width."""
 
     @property
     def resident_bytes(self) -> int:
         """KV held in memory, without frames and centroids."""
-        ...
-
-
-class SinkAttention:
-    """A retriever that discards all entries: attention to sinks and the recent window alone (StreamingLLM)."""
-
-    resident_bytes = 0
+        return 0
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
-        """Discard the entries."""
+        """Store a prompt's entries (G, n, D); `queries` (H, T, D) are those of its last rows, if known."""
 
     def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
-        """Discard the entries."""
+        """Store copies of entries (G, n, D) that leave the window, oldest first."""
 
     def accepts(self, count: int, budget: TokenBudget) -> int:
-        """Accept all."""
+        """Return how many of `count` entries it takes now; the others stay in the window."""
         return count
 
     def prefetch_centroids(self) -> None:
-        """Read nothing."""
+        """Start reading what selection needs; called as the layer's attention begins."""
 
     def prefetch(self) -> None:
-        """Read nothing."""
+        """Start reading what the layer will probably retrieve; called before it attends."""
 
     def attend(self, attention: PartialAttention, limit: int) -> int:
-        """Add nothing."""
+        """Add at most `limit` entries per KV head to the attention; return their number, summed over heads."""
         return 0
 
     def finish_pass(self, budget: TokenBudget) -> None:
-        """Do nothing: no work is deferred."""
+        """Do deferred work and release memory; called when the layer is done with a pass."""
+
+
+class SinkAttention(Retriever):
+    """A retriever that discards all entries: attention to sinks and the recent window alone (StreamingLLM)."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from kvweave.decode.cluster_table import ClusterTable
@@ -18,7 +17,6 @@ from kvweave.decode.store.cluster_store import ClusterStore
 from kvweave.decode.store.frames import FramePool
 from kvweave.decode.store.page_cache import DeviceCache, EvictionPolicy, PageCache, cluster_scores
 from kvweave.decode.store.tail_pages import TailPages
-from kvweave.errors import StoreError
 from kvweave.models.support import Geometry
 
 _MAX_TOKENS = 2**17  # without a limit there are frames for a text of this length; a longer one evicts
@@ -72,7 +70,10 @@ def build_shared_state(
     disk, layers, heads = settings.disk, geometry.layers, geometry.kv_heads
     entry_format = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, disk.page_bytes)
     page_bytes = entry_format.page_bytes
-    cluster_file, centroid_file = _open_files(settings, page_bytes, counts, files)
+    cluster_file, centroid_file = (
+        PageFile(path, page_bytes, counts, folder=settings.folder, direct=disk.direct, readers=disk.readers)
+        for path in files or (None, None)
+    )
     largest_pages = entry_format.page_count(settings.clusters.max_entries)
     pages = ClusterPages(
         cluster_file,
@@ -93,27 +94,6 @@ def build_shared_state(
     store = strategy.store(pages, page_cache, tails, counts, device=device)
     centroids = strategy.centroids(layers, heads, geometry.head_width, centroid_file)
     return SharedState(settings, store, centroids, counts, portion_pages)
-
-
-def _open_files(
-    settings: OffloadSettings, page_bytes: int, counts: DecodeCounts, files: tuple[Path, Path] | None
-) -> tuple[PageFile, PageFile]:
-    """Open the files of clusters and centroids."""
-    open_file = partial(
-        PageFile,
-        page_bytes=page_bytes,
-        counts=counts,
-        folder=settings.folder,
-        direct=settings.disk.direct,
-        readers=settings.disk.readers,
-    )
-    clusters_path, centroids_path = files or (None, None)
-    cluster_file = open_file(clusters_path)
-    try:
-        return cluster_file, open_file(centroids_path)
-    except StoreError:
-        cluster_file.close()
-        raise
 
 
 def _memory_pages(

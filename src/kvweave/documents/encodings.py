@@ -1,15 +1,13 @@
 """Decodes text files, and notes whether the encoding is uncertain.
 
 The evidence is, in this order: a byte order mark; NUL bytes, which UTF-16 and UTF-32 have; the share of well-formed UTF-8 among the
-high bytes; a declaration in the file; the candidates of charset-normalizer, of which the one with the most plausible words is used.
+high bytes; a declaration in the file; the guess of chardetng, the detector of Firefox.
 """
 
 import codecs
-import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -32,26 +30,34 @@ _MAX_UNKNOWN_SHARE: Final = 0.3
 """A text in an unknown encoding with more high bytes than this is useless without them."""
 
 _SAMPLE_BYTES: Final = 1 << 16
-_IN_USE: Final = (
-    *(
-        "cp1252",
-        "latin_1",
-        "cp1251",
-        "cp1250",
-        "cp1253",
-        "cp1254",
-        "cp1255",
-        "cp1256",
-        "cp1257",
-        "cp1258",
-        "koi8_r",
-        "cp874",
-    ),
-    *("cp932", "euc_jp", "euc_kr", "big5", "gb18030"),
-)
-"""Encodings in use today, the most likely first. Old ones of DOS and Macintosh would cause more wrong guesses than right ones."""
+_MAX_GUESS_BYTES: Final = 1 << 20
+_NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "cp949": "EUC-KR", "big5hkscs": "Big5"}
+_READ_AS: Final = {
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "tis-620": "cp874",
+    "euc_kr": "cp949",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "big5": "big5hkscs",
+}
+"""For a declared encoding, the larger one that browsers and mail programs read it as (WHATWG's Encoding Standard)."""
 
-_NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "latin_1": "ISO 8859-1"}
+_WINDOWS_1252: Final = {
+    byte: character for byte in range(0x80, 0xA0) if (character := bytes([byte]).decode("cp1252", "ignore"))
+}
+"""Its characters in place of control characters. Browsers keep the five bytes that have none."""
+
+_OTHER_LABELS: Final = {
+    "x-sjis": "cp932",
+    "windows-949": "cp949",
+    "x-gbk": "gb18030",
+    "iso-8859-8-i": "iso8859-8",
+}
+"""Labels in use that Python does not know."""
+
 _DECLARED: Final = re.compile(
     rb"""(?:charset\s*=\s*|encoding\s*=\s*|coding[:=]\s*)["']?([A-Za-z0-9_.:-]{2,40})"""
 )
@@ -61,15 +67,10 @@ _EAST_ASIAN_MARKS: Final = frozenset(
 )
 """High and low bytes of the characters that end a Chinese or Japanese sentence or line."""
 
-_WITHIN_WORDS: Final = frozenset("’‘·–—\u00ad\u200c\u200d")
-_MIN_PLAUSIBLE: Final = 0.8
-_MIN_HIGH_BYTES: Final = 5
+_MIN_HIGH_BYTES: Final = 10
 _QUOTES_AND_DASHES: Final = "‘’“”–—…•".encode("cp1252")
 _WITHIN_OR_LEADING: Final = re.compile(rb"[0-9A-Za-z][\x80-\x91\x93-\x9f]+[0-9A-Za-z]|[\x80-\x9f][{|}\[\]\\]")
 """Such a byte within a word is a letter in another encoding; before these signs it may start a Japanese character."""
-
-_MIN_COHERENCE: Final = 0.3
-"""The least coherence, 0..1: charset-normalizer's measure of how well the frequencies of letters fit a language."""
 
 
 class Decoded(NamedTuple):
@@ -203,144 +204,81 @@ def _escaped_japanese(data: bytes) -> str:
     return ""
 
 
+def codec_of(label: str) -> str:
+    """Return Python's codec for a declared encoding, as browsers read it; raises LookupError for an unknown encoding."""
+    label = label.strip().lower()
+    name = codecs.lookup(_OTHER_LABELS.get(label, label)).name
+    return _READ_AS.get(name, name)
+
+
+def decode_as(data: bytes, label: str) -> str:
+    """Decode in a declared encoding; raises LookupError if it is unknown, UnicodeDecodeError if the bytes do not fit it."""
+    codec = codec_of(label)
+    try:
+        return data.decode(codec)
+    except UnicodeDecodeError:
+        if codec != "cp1252":
+            raise
+        return data.decode("latin_1").translate(_WINDOWS_1252)
+
+
 def _declared(data: bytes) -> Decoded | None:
     """Decode in the encoding that an HTML, XML or source file declares at its beginning; None if it declares none."""
     for name in _DECLARED.findall(data[:2048]):
         try:
-            encoding = codecs.lookup(name.decode("ascii")).name
+            encoding = codec_of(name.decode("ascii"))
             if encoding not in ("utf-8", "ascii") and not encoding.startswith(("utf-16", "utf-32")):
-                return Decoded(data.decode(encoding))
+                return Decoded(decode_as(data, name.decode("ascii")))
         except (LookupError, UnicodeDecodeError):
             continue
     return None
 
 
 def _guessed(data: bytes) -> Decoded:
-    """Decode in the most likely encoding; add a note unless two kinds of evidence agree."""
+    """Decode in the most likely encoding; add a note unless it is Windows-1252 on good evidence."""
     only_marks = not data.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES)
     if only_marks and not _WITHIN_OR_LEADING.search(data):
         return Decoded(data.decode("cp1252"))  # these are the same in every Windows-125x
-    for encoding, certain in _ranked(_sample(data)):
-        try:
-            text = data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        return Decoded(text, "" if certain else f"encoding uncertain: read as {_named(encoding)}")
+    encoding, certain = _likeliest(data)
+    with suppress(UnicodeDecodeError):
+        return Decoded(
+            data.decode(encoding), "" if certain else f"encoding uncertain: read as {_named(encoding)}"
+        )
     if _share(data, _HIGH) > _MAX_UNKNOWN_SHARE:
         raise UnreadableDocument(
             "its encoding is uncertain (neither UTF-8 nor another that fits); save it as UTF-8"
         )
+    if encoding == "cp1252":
+        return Decoded(decode_as(data, encoding), f"encoding uncertain: read as {_named(encoding)}")
     text = data.decode("utf-8", "replace")
     unknown = _counted(text.count("\ufffd"), "place")
     return Decoded(text, f"encoding uncertain: {unknown} shown as U+FFFD; save it as UTF-8")
 
 
-def _ranked(sample: bytes) -> Iterator[tuple[str, bool]]:
-    """Yield plausible encodings, the most likely first, each with whether it is certain."""
-    from charset_normalizer import from_bytes  # most files are UTF-8 and do not need it
+def _likeliest(data: bytes) -> tuple[str, bool]:
+    """Return the codec that Firefox's detector names for the lines with high bytes, and whether it is certain."""
+    from chardetng_py import EncodingDetector  # most files are UTF-8 and do not need it
 
-    found = from_bytes(sample, cp_isolation=list(_IN_USE))
-    coherence = {match.encoding: match.coherence for match in found}
-    scores = {}
-    for rank, encoding in enumerate(_IN_USE):
-        try:
-            plausible = _plausibility(sample.decode(encoding), encoding)
-        except UnicodeDecodeError:
-            continue
-        if plausible >= _MIN_PLAUSIBLE:
-            scores[encoding] = (round(plausible, 1), round(coherence.get(encoding, 0.0), 2), -rank)
-    highest = max((score[1] for score in scores.values()), default=0.0)
-    for encoding in sorted(scores, key=lambda each: scores[each], reverse=True):
-        agreed = encoding == "cp1252" and scores[encoding][1] >= max(highest, _MIN_COHERENCE)
-        yield encoding, agreed and _is_evidence(sample)
+    sample = b"".join(line for line in data.splitlines(keepends=True) if not line.isascii())[
+        :_MAX_GUESS_BYTES
+    ]
+    detector = EncodingDetector()
+    detector.feed(sample, last=True)
+    name, fits = detector.guess_assess(tld=None, allow_utf8=False)
+    return codec_of(name), fits and name == "windows-1252" and _is_western(sample)
 
 
-def _is_evidence(sample: bytes) -> bool:
-    """Return whether a text has enough high bytes to tell Windows-1252 from damage."""
-    high = sample.translate(None, bytes(range(128)))
-    return len(high) >= _MIN_HIGH_BYTES and b"\xff" not in high
-
-
-def _sample(data: bytes) -> bytes:
-    """Return the lines that have high bytes, up to _SAMPLE_BYTES."""
-    lines: list[bytes] = []
-    room = _SAMPLE_BYTES
-    for line in data.splitlines(keepends=True):
-        if not line.isascii():
-            lines.append(line[:room])
-            room -= len(lines[-1])
-        if room <= 0:
-            break
-    return b"".join(lines)
-
-
-def _plausibility(text: str, encoding: str) -> float:
-    """Return the share, 0..1, of words that look like words of a language, among those that are not ASCII."""
-    words = [word for word in text.split() if not word.isascii()]
-    if not words:
-        return 0.0
-    scripts = Counter(script for word in words for script in map(_script, word) if script)
-    unspaced = sum(scripts[each] for each in ("CJK", "HIRAGANA", "KATAKANA", "HANGUL"))
-    if encoding in ("gb18030", "big5", "cp932", "euc_jp", "euc_kr"):
-        return _east_asian_plausibility(scripts, unspaced, encoding)
-    return sum(map(_is_word, words)) / len(words)
-
-
-def _east_asian_plausibility(scripts: Counter[str], unspaced: int, encoding: str) -> float:
-    """Judge by scripts: Japanese has kana, Korean hardly any Chinese characters, Chinese neither kana nor Hangul."""
-    everything = scripts.total() - scripts["LATIN"]
-    kana, hangul = scripts["HIRAGANA"] + scripts["KATAKANA"], scripts["HANGUL"]
-    if not everything:
-        return 0.0
-    if encoding in ("cp932", "euc_jp"):
-        fits = kana >= unspaced / 5
-    elif encoding == "euc_kr":
-        fits = hangul >= unspaced * 0.8
-    else:
-        fits = not kana and not hangul
-    return unspaced / everything if fits else 0.0
-
-
-def _is_word(word: str) -> bool:
-    """Return whether a word has letters of one script, no signs among them, and no capital after a small letter."""
-    word = _without_signs_around(word)
-    if not word:
-        return True
-    if any(not each.isascii() and not _belongs(each) for each in word):
-        return False
-    letters = [each for each in word if each.isalpha()]
-    scripts = {_script(each) or "LATIN" for each in letters}
-    foreign = [each for each in letters if not each.isascii()]
-    if len(scripts) > 1 or (scripts == {"LATIN"} and len(foreign) == len(letters) > 2):
-        return False  # no language writes a whole word in accented letters
-    inner = "".join(letters)
-    return not any(a.islower() and b.isupper() for a, b in itertools.pairwise(inner))
-
-
-def _belongs(character: str) -> bool:
-    return (
-        character.isalpha() or character in _WITHIN_WORDS or unicodedata.category(character).startswith("M")
-    )
-
-
-def _without_signs_around(word: str) -> str:
-    kept = [n for n, each in enumerate(word) if each.isalnum() and unicodedata.category(each) != "No"]
-    return word[kept[0] : kept[-1] + 1] if kept else ""
-
-
-def _script(character: str) -> str:
-    """Return the script of a letter, the first word of its Unicode name; empty for ASCII and other characters."""
-    if character.isascii() or not character.isalpha():
-        return ""
-    first = unicodedata.name(character, "UNKNOWN").partition(" ")[0]
-    return "LATIN" if first in ("FEMININE", "MASCULINE", "MICRO") else first
+def _is_western(sample: bytes) -> bool:
+    """Return whether a text has enough bytes of Windows-1252's letters to tell it from damage and from encodings of DOS."""
+    high = sample.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES)
+    letters = high.translate(None, bytes(range(0xC0)))
+    enough = len(high) >= _MIN_HIGH_BYTES and len(letters) >= len(high) / 2
+    return enough and b"\xff" not in high and not _WITHIN_OR_LEADING.search(sample)
 
 
 def _named(encoding: str) -> str:
-    return _NAMES.get(
-        encoding,
-        encoding.replace("cp125", "Windows-125").replace("_", "-").upper().replace("WINDOWS", "Windows"),
-    )
+    name = encoding.replace("cp125", "Windows-125").replace("_", "-")
+    return _NAMES.get(encoding, name if "Windows" in name else name.upper())
 
 
 def _share(data: bytes, members: bytes) -> float:

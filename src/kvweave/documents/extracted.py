@@ -1,8 +1,9 @@
 """The values that readers of formats take and return."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvweave.types import Section
@@ -35,11 +36,11 @@ class ReadContext:
 
     Attributes:
         alive: the reader calls it after each page, sheet, slide, chapter or message, which starts the time limit again.
-        known_messages: ids of e-mails that are indexed themselves. Quotations of them in replies are left out.
+        known_messages: the files of e-mails that are indexed themselves, by id. What replies quote of them is left out.
     """
 
     alive: Callable[[], None] = lambda: None
-    known_messages: frozenset[str] = field(default=frozenset())
+    known_messages: Mapping[str, Path] = field(default_factory=dict)
 
 
 class TextBuilder:

@@ -7,6 +7,7 @@ MARKDOWN: Final = frozenset({".md", ".markdown", ".mdown", ".mkd"})
 HTML: Final = frozenset({".html", ".htm", ".xhtml"})
 NOTEBOOKS: Final = frozenset({".ipynb"})
 SHEETS: Final = frozenset({".csv", ".tsv"})
+JSON: Final = frozenset({".json", ".jsonl", ".ndjson", ".geojson", ".jsonld"})
 MAILS: Final = frozenset({".eml", ".mbox"})
 OFFICE: Final = frozenset({".docx", ".docm", ".pptx", ".pptm", ".xlsx", ".xlsm"})
 

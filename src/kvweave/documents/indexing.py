@@ -25,7 +25,7 @@ from kvweave.documents.reader_process import FileReader
 from kvweave.documents.readers import ReadFile, digest_file
 from kvweave.errors import InaccessibleDocument, InvalidRequest, MissingExtra, StoreError, UnreadableDocument
 from kvweave.index.documents import ListedDocument, document_version
-from kvweave.models.gguf.reporting import reporting
+from kvweave.models.gguf.conversions import reporting
 from kvweave.options import within_context
 from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
 from kvweave.state.components import Components

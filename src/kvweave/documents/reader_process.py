@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -38,11 +39,11 @@ class FileReader:
     """Reads files; a context manager that ends the process. Not safe for several threads.
 
     Args:
-        known_messages: ids of e-mails that are indexed themselves; see `ReadContext`.
+        known_messages: the files of e-mails that are indexed themselves, by id; see `ReadContext`.
     """
 
-    def __init__(self, known_messages: frozenset[str] = frozenset()) -> None:
-        self._known = known_messages
+    def __init__(self, known_messages: Mapping[str, Path] | None = None) -> None:
+        self._known = dict(known_messages or {})
         self.process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path) -> ReadFile:

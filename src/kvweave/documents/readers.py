@@ -7,15 +7,18 @@ import os
 import re
 import stat
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 from kvweave.documents.extracted import Attachment, Extracted, ReadContext
 from kvweave.documents.file_types import (
     HTML,
+    JSON,
     MAILS,
     MARKDOWN,
     NOTEBOOKS,
@@ -28,7 +31,7 @@ from kvweave.documents.file_types import (
 from kvweave.documents.formats import epub, mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile
-from kvweave.types import Document
+from kvweave.types import Document, Section
 
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_PDF_BYTES = 512 * 2**20
@@ -40,6 +43,11 @@ MAX_NESTING: Final = 4
 MAX_ATTACHMENTS: Final = 10_000
 _LONGEST_NAME_BYTES: Final = 200
 
+_INVISIBLE: Final = re.compile("[\u00ad\u200b\u2060\ufeff]+")
+"""Not U+200C and U+200D, which change letters in Persian and in Indian scripts, and join emoji."""
+
+_INVISIBLE_OR_HYPHENATED: Final = re.compile("\u00ad[ \t]*\n[ \t]*|" + _INVISIBLE.pattern)
+
 Reader = Callable[[bytes, ReadContext], Extracted]
 
 _READERS: Final[dict[str, Reader]] = {
@@ -47,6 +55,7 @@ _READERS: Final[dict[str, Reader]] = {
     **dict.fromkeys(HTML, text.read_page),
     **dict.fromkeys(NOTEBOOKS, text.read_notebook),
     **dict.fromkeys(SHEETS, text.read_csv),
+    **dict.fromkeys(JSON, text.read_json),
     **dict.fromkeys((".rst", ".txt", ""), text.read_prose),
     **dict.fromkeys((".docx", ".docm"), office.read_docx),
     **dict.fromkeys((".pptx", ".pptm"), office.read_pptx),
@@ -109,7 +118,7 @@ class _FileRun:
             raise UnreadableDocument("the file is empty")
         if kind not in _LARGE and (binary := binary_kind(data)):
             raise UnreadableDocument(binary)
-        found = _READERS.get(kind, text.read_plain)(data, self.ctx)
+        found = _without_invisible(_READERS.get(kind, text.read_plain)(data, self.ctx))
         words = _without_surrogates(found.text)
         if not words.strip():
             raise UnreadableDocument("there is no text in the file")
@@ -200,6 +209,33 @@ def _decompressed(data: bytes, limit: int) -> bytes:
 
 def _too_large(limit: int) -> str:
     return f"larger than {limit // 2**20} MiB; split it into smaller files"
+
+
+def _without_invisible(found: Extracted) -> Extracted:
+    """Remove soft hyphens and other signs of no width, which part a word for the model and for the search.
+
+    A soft hyphen at the end of a line goes with the line end, unless lines are numbered.
+    """
+    removed = _INVISIBLE if found.numbered_lines else _INVISIBLE_OR_HYPHENATED
+    title, cuts = _INVISIBLE.sub("", found.title), [each.span() for each in removed.finditer(found.text)]
+    if not cuts:
+        return replace(found, title=title)
+    starts, totals = [start for start, _ in cuts], [0, *accumulate(end - start for start, end in cuts)]
+
+    def moved(offset: int) -> int:
+        before = bisect_left(starts, offset)
+        return max(offset - totals[before], starts[before - 1] - totals[before - 1] if before else 0)
+
+    sections = tuple(
+        Section(
+            moved(each.start),
+            each.page,
+            tuple(_INVISIBLE.sub("", words) for words in each.heading),
+            removed.sub("", each.head),
+        )
+        for each in found.sections
+    )
+    return replace(found, text=removed.sub("", found.text), title=title, sections=sections)
 
 
 def _without_surrogates(text: str) -> str:

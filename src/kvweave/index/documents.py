@@ -47,17 +47,9 @@ _AT_PLACES: Final = """WHERE (source, position) IN
 class ListedDocument:
     """A document as the knowledge base lists it; the first seven fields are the columns of its row.
 
-    Attributes:
-        source: absolute path.
-        version: identifies its rows in the vector index.
-        digest: digest of the file's bytes.
-        title: the title that people see.
-        chunks: number of chunks.
-        tokens: number of tokens.
-        added_at_s: seconds since 1970.
-        notes: doubts about its text; see `Document`.
-        same_as: if the document is a copy, the source of the first document with the same bytes; otherwise empty. A search
-            returns a text once, even if several documents have it.
+    `source` is an absolute path, `version` identifies its rows in the vector index, `digest` is that of the file's bytes. `notes`
+    are doubts about its text (see `Document`). If it is a copy, `same_as` is the source of the first document with the same
+    bytes: a search returns a text once, even if several documents have it.
     """
 
     source: str
@@ -73,14 +65,9 @@ class ListedDocument:
 
 @dataclass(frozen=True, slots=True)
 class ListedChunk:
-    """A chunk of a listed document.
+    """A chunk of a listed document, the one at `position` in it, from 0; `row_id` is its row in the vector index.
 
-    Attributes:
-        row_id: id of its row in the vector index.
-        source: source of its document.
-        position: its number in the document, from 0.
-        kv_digest: digest of its token ids in a prompt, the key of its KV.
-        kv_tokens: number of those ids.
+    Its KV has the key `kv_digest`, a digest of its `kv_tokens` token ids in a prompt.
     """
 
     row_id: str

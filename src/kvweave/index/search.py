@@ -45,12 +45,9 @@ Fetch = Callable[[int, str | None], list[Row]]
 
 @dataclass(frozen=True, slots=True)
 class SearchReason:
-    """The reasons why a search found a chunk. The ranks and scores of a ranking without the chunk are None.
+    """Why a search found a chunk; ranks count from 1. The ranks and scores of a ranking without the chunk are None.
 
     Attributes:
-        word_rank: its rank by words, from 1.
-        bm25: its score by words.
-        vector_rank: its rank by vectors, from 1.
         cosine: similarity of its vector to the question's, -1..1.
         all_words: whether it is one of the few chunks that contain every word of the question.
         quotes: parts of the question that it contains literally, as few chunks do.
@@ -70,17 +67,10 @@ class SearchReason:
 
 @dataclass(frozen=True, slots=True)
 class FoundChunk:
-    """A chunk that a search found.
+    """A chunk that a search found: from `start` to `end` in the text of a document's version, in characters.
 
-    Attributes:
-        version: version of its document.
-        source: source of its document.
-        position: its number in the document, from 0.
-        start: character offset into the document's text.
-        end: character offset into the document's text.
-        text: the chunk's text.
-        score: fused rank score; higher is better, comparable within one search only.
-        reason: why the search found it; ignored when chunks are compared.
+    `score` is the fused rank score: higher is better, comparable within one search only. `reason` is ignored when chunks are
+    compared.
     """
 
     version: str
@@ -96,17 +86,10 @@ class FoundChunk:
 def hybrid_search(
     table: Any, question: str, vector: npt.NDArray[np.float32], k: int, visible: Collection[str]
 ) -> list[FoundChunk]:
-    """Return the k best chunks, best first.
+    """Return the k best chunks, best first; arguments as for `VectorIndex.search`.
 
-    Among equal scores, chunks found by words come first; then source and position decide. Of chunks with the same tokens
-    (copied files) only the best takes part, so k results are k different texts.
-
-    Args:
-        table: the LanceDB table.
-        question: the text whose words are matched. Operators of query languages have no meaning in it.
-        vector: the question's vector, (dimensions,).
-        k: most results.
-        visible: versions whose rows count.
+    Operators of query languages have no meaning in a question. Among equal scores, chunks found by words come first; then source
+    and position decide. Of chunks with the same tokens (copied files) only the best takes part, so k results are k texts.
     """
     if not visible or k < 1:
         return []

@@ -15,7 +15,7 @@ import regex
 
 from kvweave.languages import ENGLISH, function_words, language_of
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Raise it with every change to the words of `index_words`: indexes of other versions are built again."""
 
 COLUMN: Final = f"words_{VERSION}"
@@ -45,6 +45,9 @@ _STEMMERS_BY_SCRIPT: Final = (
     ("tamil", regex.compile(r"\p{Tamil}")),
     ("armenian", regex.compile(r"\p{Armenian}")),
 )
+_INVISIBLE: Final = regex.compile(r"\p{Cf}+")
+"""Soft hyphens, joiners and marks of direction: they stand within words."""
+
 _LATIN: Final = regex.compile(r"\p{Latin}")
 _ONLY_LETTERS: Final = regex.compile(r"[\p{L}\p{M}]+")
 _DIGIT: Final = regex.compile(r"\p{N}")
@@ -151,7 +154,7 @@ def shared_words(question: str, text: str) -> tuple[str, ...]:
 
 
 def _pieces(text: str) -> list[_Piece]:
-    plain = unicodedata.normalize("NFKC", text)
+    plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
     pieces = []
     for match in _PIECE.finditer(plain):
         before = plain[max(0, match.start() - 8) : match.start()].rstrip(" \t")

@@ -34,36 +34,13 @@ def check_limit(limit_bytes: int) -> None:
         raise InvalidRequest(f"the store's limit is {limit_bytes} bytes; it must be between 0 and 2^63")
 
 
-class Limits:
-    """The cap of every tier, in the table `store_limits` of `database`; a default where none was ever set.
-
-    The disk's default is a share of the free space around `folder`. Memory is not used by default: the kernel keeps
-    recently read files in memory anyway, until another program needs it.
-    """
-
-    def __init__(self, database: Database, folder: Path) -> None:
-        self._database = database
-        database.script(_SCHEMA)
-        if not self._database.query("SELECT 1 FROM store_limits WHERE tier = 'disk'"):
-            disk = min(int(shutil.disk_usage(folder).free * DEFAULT_SHARE), DEFAULT_AT_MOST_BYTES)
-            defaults = {"device": 0, "host": 0, "disk": disk, "shared": DEFAULT_SHARED_BYTES}
-            # If another process has stored its defaults since, those stay.
-            self._database.execute_many(
-                "INSERT OR IGNORE INTO store_limits VALUES (?, ?)", list(defaults.items())
-            )
-
-    def get(self, tier: TierName) -> int:
-        """Return the cap in bytes; another process may have changed it."""
-        return int(self._database.query("SELECT bytes FROM store_limits WHERE tier = ?", (tier,))[0][0])
-
-    def set(self, tier: TierName, limit_bytes: int) -> None:
-        """Change a cap for good; raise InvalidRequest for one that cannot be held."""
-        check_limit(limit_bytes)
-        self._database.execute("UPDATE store_limits SET bytes = ? WHERE tier = ?", (limit_bytes, tier))
-
-
 class Capacity:
-    """The cap of the files in `folder`. Entries that `in_use` returns are never dropped, neither for room nor as surplus."""
+    """The caps of all tiers, in the table `store_limits` of `database`, and room under the cap of the files in `folder`.
+
+    The disk's default cap is a share of the free space around `folder`. Memory is not used by default: the kernel keeps
+    recently read files in memory anyway, until another program needs it. Entries that `in_use` returns are never dropped,
+    neither for room nor as surplus.
+    """
 
     def __init__(
         self,
@@ -76,15 +53,31 @@ class Capacity:
         self._catalog = catalog
         self._folder = folder
         self.in_use = in_use
-        self.limits = Limits(database, folder)
+        database.script(_SCHEMA)
+        if not self._database.query("SELECT 1 FROM store_limits WHERE tier = 'disk'"):
+            disk = min(int(shutil.disk_usage(folder).free * DEFAULT_SHARE), DEFAULT_AT_MOST_BYTES)
+            defaults = {"device": 0, "host": 0, "disk": disk, "shared": DEFAULT_SHARED_BYTES}
+            # If another process has stored its defaults since, those stay.
+            self._database.execute_many(
+                "INSERT OR IGNORE INTO store_limits VALUES (?, ?)", list(defaults.items())
+            )
+
+    def limit(self, tier: TierName) -> int:
+        """Return a tier's cap in bytes; another process may have changed it."""
+        return int(self._database.query("SELECT bytes FROM store_limits WHERE tier = ?", (tier,))[0][0])
+
+    def record_limit(self, tier: TierName, limit_bytes: int) -> None:
+        """Change a tier's cap for good, and drop nothing; raise InvalidRequest for one that cannot be held."""
+        check_limit(limit_bytes)
+        self._database.execute("UPDATE store_limits SET bytes = ? WHERE tier = ?", (limit_bytes, tier))
 
     @property
     def limit_bytes(self) -> int:
-        """The cap; another process may have changed it."""
-        return self.limits.get("disk")
+        """The disk's cap; another process may have changed it."""
+        return self.limit("disk")
 
     def set_limit(self, limit_bytes: int) -> list[str]:
-        """Change the cap, drop the lowest-scored entries beyond it in one transaction, and return their files.
+        """Change the disk's cap, drop the lowest-scored entries beyond it in one transaction, and return their files.
 
         Entries that running requests use stay until another entry needs the room.
 
@@ -92,7 +85,7 @@ class Capacity:
             InvalidRequest: a negative limit.
         """
         with self._database.transaction():
-            self.limits.set("disk", limit_bytes)
+            self.record_limit("disk", limit_bytes)
             return self._drop(self.excess_bytes(0))
 
     def excess_bytes(self, needed_bytes: int) -> int:

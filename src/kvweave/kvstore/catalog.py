@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvweave.database import Database
 from kvweave.errors import StoreError
@@ -52,6 +53,10 @@ _SCHEMA = (
     *counting_triggers("entries", "disk", kind="kind", uses="uses"),
     # The latest time this catalogue has seen: for ageing, time never goes back, whatever the clock does.
     "CREATE TABLE IF NOT EXISTS retrieved_chunks (chunk TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE IF NOT EXISTS chunk_owners (
+        namespace TEXT NOT NULL, chunk TEXT NOT NULL, owner TEXT NOT NULL,
+        PRIMARY KEY (namespace, chunk, owner)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS chunk_owners_by_owner ON chunk_owners (namespace, owner)",
     "CREATE TABLE IF NOT EXISTS store_clock (one INTEGER PRIMARY KEY CHECK (one = 1), latest_s REAL NOT NULL)",
 )
 
@@ -88,7 +93,7 @@ class Catalog:
     def __init__(
         self, database: Database, shared: SharedCatalog | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        self._database = database
+        self.database = database
         self._shared = shared or SharedCatalog(database)
         self._clock = clock
         self._totals = Totals(database)
@@ -100,17 +105,13 @@ class Catalog:
 
     def paths(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the file of each key that is listed, by one query for all."""
-        rows = self._database.query(
-            "SELECT key, path FROM entries WHERE key IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(keys)),),
-        )
-        return dict(rows)
+        return self._of_keys("path", keys)
 
     def versions(
         self, namespace: str, model: str, token_digests: Iterable[str]
     ) -> dict[str, list[KVProvenance]]:
         """Return the provenances of each chunk's KV, by one query for all; see `ChunkStore.versions`."""
-        rows = self._database.query(
+        rows = self.database.query(
             """SELECT token_digest, kind, context, exact, rope_regime FROM entries
                WHERE token_digest IN (SELECT value FROM json_each(?))
                  AND namespace = ? AND model = ? AND content = 'kv'
@@ -125,7 +126,7 @@ class Catalog:
 
     def other_models(self, namespace: str, model: str, token_digests: Iterable[str]) -> list[str]:
         """Return the names of other models that have made KV of these chunks; see `ChunkStore.other_models`."""
-        rows = self._database.query(
+        rows = self.database.query(
             """SELECT DISTINCT model_name FROM entries
                WHERE token_digest IN (SELECT value FROM json_each(?))
                  AND namespace = ? AND model <> ? AND content = 'kv' ORDER BY model_name""",
@@ -135,7 +136,7 @@ class Catalog:
 
     def prepared_chunks(self, namespace: str, model: str) -> int:
         """Return how many chunks have prepared KV; see `ChunkStore.prepared_chunks`. Reads every row."""
-        rows = self._database.query(
+        rows = self.database.query(
             """SELECT COUNT(DISTINCT token_digest) FROM entries
                WHERE namespace = ? AND model = ? AND content = 'kv' AND kind NOT LIKE 'observed%'
                  AND EXISTS (SELECT 1 FROM entry_sources WHERE entry = id)""",
@@ -144,23 +145,12 @@ class Catalog:
         return int(rows[0][0])
 
     def all_paths(self) -> list[str]:
-        """Return the files of all entries."""
-        return [path for (path,) in self._database.query("SELECT path FROM entries")]
+        return [path for (path,) in self.database.query("SELECT path FROM entries")]
 
     def expected_files(self) -> dict[str, tuple[str, int]]:
         """Return for each listed file the key that it must hold and the size that it is counted with."""
-        rows = self._database.query("SELECT path, key, bytes FROM entries ORDER BY path")
+        rows = self.database.query("SELECT path, key, bytes FROM entries ORDER BY path")
         return {path: (key, size) for path, key, size in rows}
-
-    def sizes(self, keys: Iterable[str] | None = None) -> dict[str, int]:
-        """Return the file size of each entry: of these keys, or of all."""
-        if keys is None:
-            return dict(self._database.query("SELECT key, bytes FROM entries"))
-        rows = self._database.query(
-            "SELECT key, bytes FROM entries WHERE key IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(keys)),),
-        )
-        return dict(rows)
 
     # Inserting and dropping
 
@@ -169,12 +159,12 @@ class Catalog:
         key, provenance = entry.key, entry.key.provenance
         named = (key.digest, key.namespace, key.model, key.tokens, key.content)
         made = (provenance.kind, provenance.exact, json.dumps(provenance.context), provenance.rope_regime)
-        with self._database.transaction():
+        with self.database.transaction():
             now = self._advance_clock()
             score = entry.score
             if score is None:
                 score = eviction_score(1, entry.tokens, entry.bytes, now)
-            added = self._database.execute(
+            added = self.database.execute(
                 """INSERT INTO entries (key, namespace, model, token_digest, content,
                                         kind, exact, context, rope_regime,
                                         tokens, bytes, path, model_name, made_at, last_used, standing)
@@ -184,7 +174,7 @@ class Catalog:
             if added:
                 if entry.score is None:
                     self._shared.queue_puts(key.namespace, [key.digest])
-                self._database.execute(
+                self.database.execute(
                     """INSERT OR IGNORE INTO entry_sources (chunk, entry)
                        SELECT value, (SELECT id FROM entries WHERE key = ?) FROM json_each(?)""",
                     (key.digest, json.dumps(list(entry.sources))),
@@ -194,22 +184,21 @@ class Catalog:
     def drop(self, keys: Iterable[str]) -> list[str]:
         """Drop rows and return their files. Call it in the transaction that chose the keys."""
         keys = list(keys)
-        with self._database.transaction():
+        with self.database.transaction():
             paths = list(self.paths(keys).values())
-            self._database.execute(
+            self.database.execute(
                 "DELETE FROM entries WHERE key IN (SELECT value FROM json_each(?))", (json.dumps(keys),)
             )
         return paths
 
     def drop_file(self, path: str) -> bool:
         """Drop the row that lists this file; return False if none does any more."""
-        return bool(self._database.execute("DELETE FROM entries WHERE path = ?", (path,)))
+        return bool(self.database.execute("DELETE FROM entries WHERE path = ?", (path,)))
 
     def drop_all(self) -> list[str]:
-        """Drop every row and return the files."""
-        with self._database.transaction():
+        with self.database.transaction():
             paths = self.all_paths()
-            self._database.execute("DELETE FROM entries")
+            self.database.execute("DELETE FROM entries")
         return paths
 
     def drop_surplus(self, key: EntryKey, max_versions: int, spare: Collection[str] = ()) -> list[str]:
@@ -217,8 +206,8 @@ class Catalog:
 
         Never drops `key`'s own entry or one of `spare`; others are dropped in their place.
         """
-        with self._database.transaction():
-            rows = self._database.query(
+        with self.database.transaction():
+            rows = self.database.query(
                 """SELECT key FROM entries
                    WHERE token_digest = ? AND namespace = ? AND model = ? AND content = ? AND kind = ? AND key <> ?
                    ORDER BY standing, key""",
@@ -227,20 +216,52 @@ class Catalog:
             surplus = max(0, len(rows) + 1 - max_versions)
             return self.drop([other for (other,) in rows if other not in spare][:surplus])
 
-    def drop_made_from(self, namespace: str, chunks: Iterable[str]) -> list[str]:
-        """Drop every row of the namespace that was made from one of these chunks and return their files.
+    # Which documents own which chunks; a document is an opaque string here
 
-        Queues the deletion of their copies in the shared tier.
+    def own(self, namespace: str, owner: str, chunks: Iterable[str]) -> None:
+        self.database.execute(
+            """INSERT OR IGNORE INTO chunk_owners (namespace, chunk, owner)
+               SELECT ?, value, ? FROM json_each(?)""",
+            (namespace, owner, json.dumps(list(chunks))),
+        )
+
+    def all_owned(self, namespace: str, chunks: Iterable[str]) -> bool:
+        """Return whether each of these chunks has an owner; True for no chunks."""
+        ownerless = self.database.query(
+            """SELECT 1 FROM json_each(?) WHERE NOT EXISTS (
+                 SELECT 1 FROM chunk_owners WHERE namespace = ? AND chunk = value) LIMIT 1""",
+            (json.dumps(list(chunks)), namespace),
+        )
+        return not ownerless
+
+    def disown(self, namespace: str, owner: str) -> list[str]:
+        """Forget an owner and drop every entry made from a chunk that has none left, in one transaction.
+
+        Chunks that never had an owner, those of callers without documents, do not count. Queues the deletion of the entries'
+        copies in the shared tier.
+
+        Returns:
+            The files of the dropped entries, to be deleted after the commit; none for an unknown owner.
         """
-        chunks = list(chunks)
-        with self._database.transaction():
-            rows = self._database.query(
+        with self.database.transaction():
+            ownerless = self.database.query(
+                """SELECT chunk FROM chunk_owners AS mine WHERE namespace = ? AND owner = ? AND NOT EXISTS (
+                     SELECT 1 FROM chunk_owners AS other
+                     WHERE other.namespace = mine.namespace AND other.chunk = mine.chunk
+                       AND other.owner <> mine.owner)""",
+                (namespace, owner),
+            )
+            self.database.execute(
+                "DELETE FROM chunk_owners WHERE namespace = ? AND owner = ?", (namespace, owner)
+            )
+            chunks = [chunk for (chunk,) in ownerless]
+            rows = self.database.query(
                 """SELECT DISTINCT key FROM entries JOIN entry_sources ON entry = id
                    WHERE namespace = ? AND chunk IN (SELECT value FROM json_each(?))""",
                 (namespace, json.dumps(chunks)),
             )
             self._shared.queue_deletions(namespace, chunks)
-            self._database.execute(
+            self.database.execute(
                 "DELETE FROM retrieved_chunks WHERE chunk IN (SELECT value FROM json_each(?))",
                 (json.dumps(chunks),),
             )
@@ -250,10 +271,10 @@ class Catalog:
 
     def count_uses(self, uses: Mapping[str, int]) -> None:
         """Add retrievals at this moment, given by key."""
-        with self._database.transaction():
+        with self.database.transaction():
             now = self._advance_clock()
-            scores = scores_after_retrievals(self._database, "entries", uses, now)
-            self._database.execute_many(
+            scores = scores_after_retrievals(self.database, "entries", uses, now)
+            self.database.execute_many(
                 "UPDATE entries SET uses = uses + ?, last_used = ?, standing = ? WHERE key = ?",
                 [(uses[key], now, score, key) for key, score in scores.items()],
             )
@@ -261,7 +282,7 @@ class Catalog:
 
     def count_retrieved(self, chunks: Mapping[tuple[str, str], int]) -> None:
         """Add look-ups of documents' chunks for prompts, found or not, given by namespace and token digest."""
-        self._database.execute_many(
+        self.database.execute_many(
             """INSERT INTO retrieved_chunks (chunk, times)
                SELECT ?2, ?3 WHERE EXISTS (SELECT 1 FROM chunk_owners WHERE namespace = ?1 AND chunk = ?2)
                ON CONFLICT (chunk) DO UPDATE SET times = times + excluded.times""",
@@ -270,28 +291,31 @@ class Catalog:
 
     def retrieved(self) -> dict[str, int]:
         """Return how often each chunk was looked up for a prompt, by its token digest."""
-        return dict(self._database.query("SELECT chunk, times FROM retrieved_chunks"))
+        return dict(self.database.query("SELECT chunk, times FROM retrieved_chunks"))
 
     def scores(self, keys: Iterable[str]) -> dict[str, float]:
-        """Return the eviction score of each key that is listed, by one query for all."""
-        rows = self._database.query(
-            "SELECT key, standing FROM entries WHERE key IN (SELECT value FROM json_each(?))",
+        return self._of_keys("standing", keys)
+
+    def lowest_scores(self, total_bytes: int, spare: Collection[str] = ()) -> list[EvictionRow]:
+        """Return the entries with the lowest scores that together take at least `total_bytes`, without `spare`."""
+        return lowest_scores(self.database, "entries", (), total_bytes, spare)
+
+    def now_s(self) -> float:
+        """Return seconds since the epoch, never less than any time the catalogue has seen."""
+        seen = self.database.query("SELECT latest_s FROM store_clock")
+        return max(self._clock(), seen[0][0]) if seen else self._clock()
+
+    def _of_keys(self, column: str, keys: Iterable[str]) -> dict[str, Any]:
+        """Return a column of each key that is listed."""
+        rows = self.database.query(
+            f"SELECT key, {column} FROM entries WHERE key IN (SELECT value FROM json_each(?))",
             (json.dumps(list(keys)),),
         )
         return dict(rows)
 
-    def lowest_scores(self, total_bytes: int, spare: Collection[str] = ()) -> list[EvictionRow]:
-        """Return the entries with the lowest scores that together take at least `total_bytes`, without `spare`."""
-        return lowest_scores(self._database, "entries", (), total_bytes, spare)
-
-    def now_s(self) -> float:
-        """Return seconds since the epoch, never less than any time the catalogue has seen."""
-        seen = self._database.query("SELECT latest_s FROM store_clock")
-        return max(self._clock(), seen[0][0]) if seen else self._clock()
-
     def _advance_clock(self) -> float:
         now = self.now_s()
-        self._database.execute(
+        self.database.execute(
             "INSERT INTO store_clock VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET latest_s = excluded.latest_s",
             (now,),
         )
@@ -311,7 +335,7 @@ class Catalog:
         """Return how much is stored of each kind, and how often it is retrieved; reads every row."""
         now = self.now_s()
         frequencies: defaultdict[str, float] = defaultdict(float)
-        for kind, score, tokens, size in self._database.query(
+        for kind, score, tokens, size in self.database.query(
             "SELECT kind, standing, tokens, bytes FROM entries"
         ):
             frequencies[kind] += frequency(score, tokens, size, now)
@@ -323,7 +347,7 @@ class Catalog:
 
     def correct_sizes(self, sizes: Mapping[str, int]) -> None:
         """Set the sizes of these files; the totals are wrong until `recount`."""
-        self._database.execute_many(
+        self.database.execute_many(
             "UPDATE entries SET bytes = ? WHERE path = ?", [(size, path) for path, size in sizes.items()]
         )
 
@@ -348,7 +372,7 @@ class UsageCounters:
         database.script(COUNTERS_SCHEMA)
 
     @property
-    def is_flush_due(self) -> bool:
+    def needs_flush(self) -> bool:
         """Whether enough has gathered to be worth a write."""
         return self._counts["hits"] + self._counts["misses"] >= FLUSH_AFTER
 
@@ -371,8 +395,13 @@ class UsageCounters:
         with self._guard:
             self._counts[name] += count
 
-    def flush(self) -> None:
-        """Write what has gathered, in one transaction; if that fails, keep it for the next time."""
+    def try_flush(self) -> None:
+        """Write what has gathered, in one transaction. If the database refuses, keep it: a look-up must not fail because of it.
+
+        Does nothing inside a transaction: a rollback would lose the counts, and a full disk would end the transaction.
+        """
+        if self._database.in_transaction:
+            return
         with self._guard:
             uses, chunks, counts = self._uses, self._chunks, self._counts
             self._uses, self._chunks, self._counts = Counter(), Counter(), Counter()
@@ -387,22 +416,13 @@ class UsageCounters:
                     list(counts.items()),
                 )
                 self._catalog.count_retrieved(chunks)
-        except BaseException:
+        except BaseException as error:
             with self._guard:
                 self._uses.update(uses)
                 self._chunks.update(chunks)
                 self._counts.update(counts)
-            raise
-
-    def try_flush(self) -> None:
-        """Write what has gathered, unless the database refuses: a look-up must not fail because of its counters.
-
-        Does nothing inside a transaction: a rollback would lose the counts, and a full disk would end the transaction.
-        """
-        try:
-            if not self._database.in_transaction:
-                self.flush()
-        except (StoreError, sqlite3.Error) as error:
+            if not isinstance(error, StoreError | sqlite3.Error):
+                raise
             _LOG.debug("usage counters not written yet: %s", error)
 
     def totals(self) -> dict[str, int]:

@@ -33,11 +33,9 @@ class EvictionRow:
 
 
 def choose_victims(rows: Iterable[EvictionRow], bytes_to_free: int) -> list[EvictionRow]:
-    """Return the entries with the lowest scores that together free at least `bytes_to_free`.
+    """Return the entries with the lowest scores that together free at least `bytes_to_free`, lowest score first.
 
-    Returns:
-        The victims, lowest score first; every row if all of them together are too little, none if `bytes_to_free` is 0
-        or less.
+    Returns every row if all of them together are too little, none if `bytes_to_free` is 0 or less.
     """
     victims: list[EvictionRow] = []
     for row in sorted(rows, key=lambda row: (row.score, row.key)):
@@ -51,20 +49,12 @@ def choose_victims(rows: Iterable[EvictionRow], bytes_to_free: int) -> list[Evic
 # The score
 
 
-def value_per_byte(frequency: float, tokens: int, size_bytes: int) -> float:
-    """Return what keeping an entry is worth at this moment, per byte.
-
-    Args:
-        frequency: aged number of retrievals, more than 0.
-        tokens: how many tokens a pass would have to compute to make the entry again.
-        size_bytes: what the entry takes in the tier.
-    """
-    return frequency * (tokens + 1) / (size_bytes + 1)
-
-
 def eviction_score(frequency: float, tokens: int, size_bytes: int, now_s: float) -> float:
-    """Return the score of an entry that has this frequency at `now_s` (seconds since the epoch)."""
-    return math.log2(value_per_byte(frequency, tokens, size_bytes)) + now_s / HALF_LIFE_S
+    """Return the score of an entry of `tokens` tokens that takes `size_bytes` in the tier.
+
+    `frequency`, more than 0, is its aged number of retrievals at `now_s` (seconds since the epoch).
+    """
+    return math.log2(frequency * (tokens + 1) / (size_bytes + 1)) + now_s / HALF_LIFE_S
 
 
 def after_retrievals(score: float, count: int, tokens: int, size_bytes: int, now_s: float) -> float:
@@ -85,13 +75,9 @@ def frequency(score: float, tokens: int, size_bytes: int, now_s: float) -> float
 def scores_after_retrievals(
     database: Database, table: str, uses: Mapping[str, int], now_s: float
 ) -> dict[str, float]:
-    """Return the scores that these entries get by their retrievals, for those that the table has; changes nothing.
+    """Return the scores that entries of a table get by retrievals at `now_s`, given by key; changes nothing.
 
-    Args:
-        database: has the table.
-        table: its columns include key, standing, tokens and bytes.
-        uses: number of retrievals by key.
-        now_s: when they happened.
+    The table's columns include key, standing, tokens and bytes.
     """
     rows = database.query(
         f"SELECT key, standing, tokens, bytes FROM {table} WHERE key IN (SELECT value FROM json_each(?))",
@@ -107,14 +93,10 @@ def lowest_scores(
     total_bytes: int,
     spare: Collection[str],
 ) -> list[EvictionRow]:
-    """Return the entries with the lowest scores that together take at least `total_bytes`.
+    """Return the entries with the lowest scores that together take at least `total_bytes`, without the keys `spare`.
 
-    Args:
-        database: has the table.
-        source: the table, with an index over (standing, key, bytes), and which of its rows count.
-        values: of the placeholders in `source`.
-        total_bytes: how much is needed.
-        spare: keys to leave out.
+    `source` names a table with an index over (standing, key, bytes), and says which of its rows count; `values` are those of its
+    placeholders.
     """
     limit = _PAGE_ROWS + len(spare)
     while True:

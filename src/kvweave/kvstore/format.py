@@ -39,17 +39,6 @@ _FEATURE_TENSOR = re.compile(rf"(?!({_IDS}|{_KV})$)[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedEntry:
-    """An entry file before it is written: views of the caller's tensors, nothing copied.
-
-    `parts` are written one after the other; `bytes` is the file's size.
-    """
-
-    parts: tuple[bytes | memoryview, ...]
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedEntry:
     """An entry read from the bytes `data` (n,) uint8 of its file; all its tensors, token ids aside, are views of them."""
 
@@ -61,15 +50,16 @@ class ParsedEntry:
 
     @property
     def bytes(self) -> int:
-        """The file's size."""
         return self.data.numel()
 
 
 # Writing
 
 
-def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequence[str]) -> EncodedEntry:
-    """Lay out one entry.
+def encode_entry(
+    key: EntryKey, model_name: str, content: Content, sources: Sequence[str]
+) -> list[bytes | memoryview]:
+    """Return the parts of an entry file, in the order of the file: views of the caller's tensors, nothing copied.
 
     Args:
         key: the entry's key; `key.tokens` must be the digest of the content's ids, `key.content` its kind.
@@ -85,15 +75,25 @@ def encode_entry(key: EntryKey, model_name: str, content: Content, sources: Sequ
     plain, layered, storage = _tensors(content, key)
     ids = torch.tensor(content.token_ids, dtype=torch.int64)
     whole = {_IDS: ids, **plain}
+    # Over each layer's part of every tensor, in the order of the file.
+    layer_checksums = [checksum(*map(as_bytes, parts)) for parts in zip(*layered.values(), strict=True)]
     metadata = {
-        **_describe(key, model_name, sources, storage),
+        "content": key.content,
+        "storage": storage,
+        "key": key.digest,
+        "namespace": key.namespace,
+        "model_digest": key.model,
+        "kind": key.provenance.kind,
+        "exact": "true" if key.provenance.exact else "false",
+        "rope_regime": key.provenance.rope_regime,
+        "context": json.dumps(key.provenance.context),
+        "model_name": model_name,
+        "sources": json.dumps(list(sources)),
         "checksums": json.dumps({name: checksum(as_bytes(tensor)) for name, tensor in whole.items()}),
-        "layer_checksums": json.dumps(_layer_checksums(layered)),
+        "layer_checksums": json.dumps(layer_checksums),
     }
     tensors = {**whole, **layered}
-    data = [as_bytes(tensor) for tensor in tensors.values()]
-    parts: tuple[bytes | memoryview, ...] = (write_header(metadata, tensors), *data)
-    return EncodedEntry(parts, sum(map(len, parts)))
+    return [write_header(metadata, tensors), *map(as_bytes, tensors.values())]
 
 
 def storage_of(kv: ChunkKV) -> Storage:
@@ -147,10 +147,10 @@ def parse_entry(
         raise DamagedEntry(f"{where} has a header that cannot be understood ({error!r})") from error
 
 
-def check_entry(entry: ParsedEntry, key: EntryKey, token_ids: Sequence[int] | None, where: object) -> None:
-    """Raise DamagedEntry unless the entry has this key and these tokens; None if only their digest, in the key, is known."""
-    if entry.key.digest != key.digest:
-        raise DamagedEntry(f"{where} holds entry {entry.key.digest}, not {key.digest}")
+def check_entry(entry: ParsedEntry, key: str, token_ids: Sequence[int] | None, where: object) -> None:
+    """Raise DamagedEntry unless the entry has the key of this digest and these tokens; None if only the key is known."""
+    if entry.key.digest != key:
+        raise DamagedEntry(f"{where} holds entry {entry.key.digest}, not {key}")
     if token_ids is not None and entry.content.token_ids != tuple(token_ids):
         raise DamagedEntry(f"{where} belongs to other tokens than those asked for")
 
@@ -227,22 +227,6 @@ def _parsed(
 # The metadata
 
 
-def _describe(key: EntryKey, model_name: str, sources: Sequence[str], storage: Storage) -> dict[str, str]:
-    return {
-        "content": key.content,
-        "storage": storage,
-        "key": key.digest,
-        "namespace": key.namespace,
-        "model_digest": key.model,
-        "kind": key.provenance.kind,
-        "exact": "true" if key.provenance.exact else "false",
-        "rope_regime": key.provenance.rope_regime,
-        "context": json.dumps(key.provenance.context),
-        "model_name": model_name,
-        "sources": json.dumps(list(sources)),
-    }
-
-
 def _key(metadata: Mapping[str, str], tokens: str) -> EntryKey:
     provenance = KVProvenance(
         kind=metadata["kind"],
@@ -252,11 +236,6 @@ def _key(metadata: Mapping[str, str], tokens: str) -> EntryKey:
     )
     content = _CONTENTS[metadata["content"]]
     return EntryKey(metadata["namespace"], metadata["model_digest"], tokens, provenance, content)
-
-
-def _layer_checksums(layered: Mapping[str, Tensor]) -> list[str]:
-    """Return a checksum per layer, over the layer's part of every tensor in the order of the file."""
-    return [checksum(*map(as_bytes, parts)) for parts in zip(*layered.values(), strict=True)]
 
 
 # The tensors, checked, on the CPU, contiguous and in the order of the file

@@ -82,45 +82,27 @@ def read_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, 
         StoreTooNew: written by a newer format version.
         DamagedEntry: truncated, foreign, altered in its header, or of an older format version.
     """
-    metadata, forms, ranges = _parse(data, where)
+    metadata, forms, ranges = parse_header(data, where)
     size = max(end for _, end in ranges.values())
     if data.numel() != size:
         raise DamagedEntry(f"{where} has {data.numel()} bytes instead of {size}")
-    return metadata, {name: _tensor(data, form, ranges[name]) for name, form in forms.items()}
+    return metadata, {
+        name: data[slice(*ranges[name])].view(_DTYPE_NAMED[form["dtype"]]).reshape(form["shape"])
+        for name, form in forms.items()
+    }
 
 
-def read_ranges(beginning: Tensor, where: object) -> tuple[dict[str, str], dict[str, ByteRange]]:
-    """Verify the header in a file's first bytes (n,) uint8 and return its metadata and each tensor's byte range.
+def parse_header(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, Any], dict[str, ByteRange]]:
+    """Verify the header in a file's first bytes (n,) uint8.
 
-    Raises:
-        StoreTooNew: written by a newer format version.
-        DamagedEntry: there is no whole, unaltered header in these bytes.
+    Returns:
+        The metadata, and for each tensor its form (dtype, shape, offsets) and its byte range.
+
+    Raises as `read_header`.
     """
-    metadata, _, ranges = _parse(beginning, where)
-    return metadata, ranges
-
-
-def _parse(data: Tensor, where: object) -> tuple[dict[str, str], dict[str, Any], dict[str, ByteRange]]:
-    """Return the metadata, and for each tensor its form (dtype, shape, offsets) and its byte range."""
-    header_bytes, metadata, forms = _verified_document(data, where)
     try:
-        return metadata, forms, {name: _range(header_bytes, form) for name, form in forms.items()}
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DamagedEntry(f"{where} does not say where its tensors are ({error!r})") from error
-
-
-def _range(header_bytes: int, form: Mapping[str, Any]) -> ByteRange:
-    begin, end = map(operator.index, form["data_offsets"])
-    if not 0 <= begin <= end:
-        raise ValueError(f"a tensor from {begin} to {end}")
-    return header_bytes + begin, header_bytes + end
-
-
-def _verified_document(data: Tensor, where: object) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Return the header's size in bytes, the metadata, and each tensor's form."""
-    try:
-        header, document = _document(data)
-        metadata: dict[str, str] = document.pop("__metadata__")
+        header, forms = _document(data)
+        metadata: dict[str, str] = forms.pop("__metadata__")
         version = metadata["format_version"]
         known = metadata["format_check"] == _version_check(version) and version.isdecimal()
         stated = metadata.get(_CHECKSUM, "")
@@ -129,10 +111,20 @@ def _verified_document(data: Tensor, where: object) -> tuple[int, dict[str, str]
         raise DamagedEntry(f"{where} is truncated or not an entry of this store ({error!r})") from error
     if not known:
         raise DamagedEntry(f"{where} is not an entry of this store, or its version is damaged")
-    _check_version(int(version), where)
+    if int(version) > FORMAT_VERSION:
+        raise StoreTooNew(
+            f"{where} has format version {version}, this kvweave reads up to {FORMAT_VERSION}; upgrade kvweave"
+        )
+    if int(version) < FORMAT_VERSION:
+        raise DamagedEntry(
+            f"{where} has format version {version}, which is not read any more; it will be computed again"
+        )
     if not intact:
         raise DamagedEntry(f"{where} has an altered header")
-    return len(header), metadata, document
+    try:
+        return metadata, forms, {name: _range(len(header), form) for name, form in forms.items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedEntry(f"{where} does not say where its tensors are ({error!r})") from error
 
 
 def _document(data: Tensor) -> tuple[bytes, dict[str, Any]]:
@@ -140,23 +132,14 @@ def _document(data: Tensor) -> tuple[bytes, dict[str, Any]]:
     if not 0 < length <= data.numel() - _LENGTH_BYTES:
         raise ValueError(f"a header of {length} bytes in a file of {data.numel()}")
     header = bytes(as_bytes(data[: _LENGTH_BYTES + length]))
-    document = json.loads(header[_LENGTH_BYTES:].decode("ascii"))
-    return header, dict(document)
+    return header, dict(json.loads(header[_LENGTH_BYTES:].decode("ascii")))
 
 
-def _check_version(version: int, where: object) -> None:
-    if version > FORMAT_VERSION:
-        raise StoreTooNew(
-            f"{where} has format version {version}, this kvweave reads up to {FORMAT_VERSION}; upgrade kvweave"
-        )
-    if version < FORMAT_VERSION:
-        raise DamagedEntry(
-            f"{where} has format version {version}, which is not read any more; it will be computed again"
-        )
-
-
-def _tensor(data: Tensor, form: dict[str, Any], byte_range: ByteRange) -> Tensor:
-    return data[slice(*byte_range)].view(_DTYPE_NAMED[form["dtype"]]).reshape(form["shape"])
+def _range(header_bytes: int, form: Mapping[str, Any]) -> ByteRange:
+    begin, end = map(operator.index, form["data_offsets"])
+    if not 0 <= begin <= end:
+        raise ValueError(f"a tensor from {begin} to {end}")
+    return header_bytes + begin, header_bytes + end
 
 
 def _version_check(version: str) -> str:

@@ -80,6 +80,14 @@ class EntryKey:
         return _digest(text.encode("ascii"))
 
 
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """What is looked for: the first of `candidates` that is stored, all of the chunk with these `token_ids`."""
+
+    candidates: Sequence[EntryKey]
+    token_ids: Sequence[int]
+
+
 # Digests of tokens and chunks
 
 

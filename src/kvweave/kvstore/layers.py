@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvweave.errors import DamagedEntry
-from kvweave.kvstore.header import ByteRange, as_bytes, checksum, read_ranges
+from kvweave.kvstore.header import ByteRange, as_bytes, checksum, parse_header
 from kvweave.ops.quantise import QuantisedKV
 
 
@@ -59,31 +59,25 @@ class VerifiedLayers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(L, 2, G, S, D)."""
         return tuple(self.held.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's dtype, whatever the storage."""
         return self.held.dtype
 
     @property
     def nbytes(self) -> int:
-        """Size as stored."""
         return self.held.nbytes
 
     @property
     def layer_wait_s(self) -> float:
-        """Estimated seconds until another layer arrives; 0 if nothing is being read."""
         return 0.0 if self._stream is None else self._stream.layer_wait_s
 
     def layer(self, index: int) -> Tensor:
-        """Return one layer, verified: (2, G, S, D)."""
         self.load(index)
         return self.held[index] if isinstance(self.held, Tensor) else self.held.layer(index)
 
     def all_layers(self) -> Tensor:
-        """Return all layers, verified: (L, 2, G, S, D)."""
         held = self.verified()
         return held if isinstance(held, Tensor) else held.all_layers()
 
@@ -93,7 +87,6 @@ class VerifiedLayers:
         return self.held
 
     def verify(self) -> None:
-        """Check every layer that has not been checked so far."""
         for index in sorted(self._unverified):
             self.load(index)
 
@@ -108,7 +101,6 @@ class VerifiedLayers:
         self._unverified.discard(index)
 
     def _part(self, data: memoryview, index: int) -> memoryview:
-        """Return one layer's bytes of a tensor."""
         size = len(data) // len(self._checksums)
         return data[index * size : (index + 1) * size]
 
@@ -134,7 +126,7 @@ def read_layer_ranges(beginning: Tensor, where: object) -> LayerRanges:
         DamagedEntry: the header is incomplete or altered, or the file's layers are not at its end.
     """
     try:
-        metadata, ranges = read_ranges(beginning, where)
+        metadata, _, ranges = parse_header(beginning, where)
         whole = json.loads(metadata["checksums"])
         count = len(json.loads(metadata["layer_checksums"]))
         layered = sorted(each for name, each in ranges.items() if name not in whole)

@@ -106,12 +106,10 @@ class SharedCatalog:
         return [key for (key,) in rows]
 
     def queue_length(self, namespace: str) -> int:
-        """Return how many operations are queued."""
         rows = self._database.query("SELECT COUNT(*) FROM shared_errands WHERE namespace = ?", (namespace,))
         return int(rows[0][0])
 
     def confirm_deletions(self, namespace: str, keys: Sequence[str]) -> None:
-        """Record that queued deletions were done."""
         with self._database.transaction():
             self.remove(namespace, keys)
             self._dequeue(namespace, "delete", keys)
@@ -136,14 +134,14 @@ class SharedCatalog:
         deletion unless the catalogue lists it, because it is unknown whether the put or the deletion was last.
         """
         with self._database.transaction():  # no REPLACE, whose deletions no trigger counts
-            self._remove_entries(namespace, [entry.key for entry in stored])
+            self._delete("shared_entries", namespace, [entry.key for entry in stored])
             self._database.execute_many(
                 "INSERT INTO shared_entries VALUES (?, ?, ?, ?, ?)",
                 [(entry.key, namespace, entry.tokens, entry.bytes, entry.score) for entry in stored],
             )
             self._dequeue(namespace, "put", keys)
             self._delete_unknown(namespace, [entry.key for entry in stored if entry.sources])
-            self._end_puts(namespace, keys)
+            self._delete("shared_puts", namespace, keys)
 
     def recover(self, namespace: str, now_s: float) -> None:
         """Settle the puts of killed processes.
@@ -158,7 +156,7 @@ class SharedCatalog:
             keys = [key for (key,) in late]
             with self._database.transaction():
                 self._delete_unknown(namespace, keys)
-                self._end_puts(namespace, keys)
+                self._delete("shared_puts", namespace, keys)
 
     # The tier's entries
 
@@ -195,26 +193,16 @@ class SharedCatalog:
         """Forget entries that were deleted from the tier, and their sources."""
         gone = list(keys)
         with self._database.transaction():
-            self._remove_entries(namespace, gone)
-            self._database.execute(
-                "DELETE FROM shared_sources WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
-                (namespace, json.dumps(gone)),
-            )
+            self._delete("shared_entries", namespace, gone)
+            self._delete("shared_sources", namespace, gone)
 
     def reconcile(
         self, namespace: str, known_before: Set[str], sizes: Mapping[str, int], now_s: float
     ) -> int:
-        """Correct what is known by a listing of the tier.
+        """Correct what is known by a listing of the tier, in bytes by key; return how many rows were wrong.
 
-        Args:
-            namespace: whose entries were listed.
-            known_before: the result of `known` before the listing. Entries put since then do not count as gone, and entries
-                deleted since then do not count as new.
-            sizes: the listing, in bytes by key.
-            now_s: the catalogue's time.
-
-        Returns:
-            How many rows were wrong.
+        `known_before` is the result of `known` before the listing. Entries put since then do not count as gone, and entries
+        deleted since then do not count as new.
         """
         with self._database.transaction():
             known = dict(
@@ -223,7 +211,7 @@ class SharedCatalog:
                 )
             )
             gone = (known.keys() & known_before) - sizes.keys()
-            self._remove_entries(namespace, list(gone))
+            self._delete("shared_entries", namespace, list(gone))
             deleted_since = known_before - known.keys()
             new = [
                 (key, size)
@@ -286,16 +274,9 @@ class SharedCatalog:
         )
         return [key for (key,) in rows]
 
-    def _remove_entries(self, namespace: str, keys: Sequence[str]) -> None:
+    def _delete(self, table: str, namespace: str, keys: Sequence[str]) -> None:
         self._database.execute(
-            "DELETE FROM shared_entries WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
-            (namespace, json.dumps(keys)),
-        )
-
-    def _end_puts(self, namespace: str, keys: Sequence[str]) -> None:
-        """Record that these are not being put any more."""
-        self._database.execute(
-            "DELETE FROM shared_puts WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
+            f"DELETE FROM {table} WHERE namespace = ? AND key IN (SELECT value FROM json_each(?))",
             (namespace, json.dumps(keys)),
         )
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ from kvweave.errors import InvalidRequest
 from kvweave.machine import all_threads
 from kvweave.models.attention import (
     ATTENTION_NAME,
-    ROTATIONS_KEYWORD,
     ROWS_KEYWORD,
     AttentionPlan,
     RowPlan,
@@ -30,28 +28,24 @@ from kvweave.models.attention import (
 )
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
-from kvweave.models.critical_layers import middle_layers
-from kvweave.models.fingerprint import WatchedFingerprint
+from kvweave.models.fingerprint import ModelMemory, WatchedFingerprint
 from kvweave.models.forward import (
     LayerTime,
-    RowSchedule,
     continuation_plan,
     decoder_layers,
     hook_caches,
     last_row_only,
-    scheduled_rows,
 )
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
-from kvweave.models.hooks import StopAtLayer, StopForward, UpdateHook
+from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.packed import run_packed
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
 from kvweave.models.prompt import PromptTemplate, check_length
-from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
-from kvweave.models.support import probe
+from kvweave.models.support import middle_layers, probe
 from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
 
 
@@ -63,9 +57,6 @@ class Adapter:
     runs at a time; threads may share the object. Raises UnsupportedModel if the model's KV cannot be represented.
 
     Attributes:
-        model: the model, which attends by kvweave's attention function.
-        geometry: its shape.
-        rotation: how it rotates keys and queries.
         batcher: packs the passes of concurrent threads; None runs one at a time.
         critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
         spans: the stored KV that concurrent requests share; None gives each its own copy.
@@ -147,7 +138,7 @@ class Adapter:
         self.check_length(len(ids))
         kv_cache = self.new_cache(len(ids), spans)
         plan = self.rows(torch.arange(start, len(ids)))
-        if not self._in_pieces:  # a pass with hooks runs whole
+        if self._low is None and self.batcher is None:  # a pass with hooks runs whole
             plan.hooks.append(StopAtLayer(self.geometry.layers - 1))  # the logits are not needed
         with suppress(StopForward):
             self.compute(kv_cache, ids, plan, capture=True)
@@ -176,54 +167,37 @@ class Adapter:
         plan: RowPlan,
         *,
         capture: bool = False,
-        hook: UpdateHook | None = None,
-        row_schedule: RowSchedule | None = None,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
 
-        Writes their K,V into the cache. Every row attends to all cache positions up to its own.
-
-        Args:
-            kv_cache: the prompt's cache.
-            token_ids: all of the prompt's, (N,).
-            plan: the rows and how they attend.
-            capture: afterwards, `kv_cache.capture.kv` holds the rows' unrotated K and V.
-            hook: sees what every layer is about to replace.
-            row_schedule: may drop rows between layers; the last row stays.
+        Writes their K,V into the cache. Every row attends to all cache positions up to its own. `token_ids` are all of the
+        prompt's, (N,). With `capture`, `kv_cache.capture.kv` afterwards holds the rows' unrotated K and V.
         """
-        rows = replace(self._pass_rows(kv_cache, token_ids, plan), hook=hook)
+        rows = self._pass_rows(kv_cache, token_ids, plan)
         kv_cache.capture = None
         if self._low is not None:
-            return self._compute_in_blocks(rows, capture, row_schedule)
+            return self._compute_in_blocks(rows, capture)
         if self.batcher is None:
             recorder = self._recorder(rows, capture)
-            with self._one_pass(rows, row_schedule):
+            with self._one_pass(rows):
                 return self.call_model(rows.ids, rows.positions, kv_cache, plan, recorder)
         if self.batcher.load_ahead:
             kv_cache.load(None)
-        if row_schedule is not None or kv_cache.sink is not None:
-            alone = partial(self._compute_alone, rows, capture, row_schedule)
-            return self.batcher.run_alone(alone)
+        if plan.around is not None or kv_cache.sink is not None:
+            return self.batcher.run_alone(partial(self._compute_alone, rows, capture))
         if capture:
             kv_cache.capture = RowCapture(GivenKeys(), self.geometry.layers, kv_cache.length)
-        in_pieces = hook is None and not plan.hooks and self._same_regime(kv_cache, plan.rows)
+        in_pieces = not plan.hooks and self._same_regime(kv_cache, plan.rows)
         return self.batcher.run(rows, in_pieces=in_pieces)
 
-    def run_partial(
-        self,
-        kv_cache: FusedCache,
-        token_ids: Sequence[int],
-        plan: RowPlan,
-        hook: UpdateHook | None = None,
-    ) -> None:
+    def run_partial(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: RowPlan) -> None:
         """Run a pass as `compute` does, for its hooks alone; it ends where one raises StopForward.
 
-        The rows of the layers that ran are in the cache. Those of the layer at which the pass ended are too if a hook of
-        the plan ended it. If `hook` ended it, that layer and the later ones keep what they held. Raises Cancelled.
+        The rows of the layers that ran, the last one included, are in the cache. Raises Cancelled.
         """
         check_cancelled()
         with suppress(StopForward):
-            self.compute(kv_cache, token_ids, plan, hook=hook)
+            self.compute(kv_cache, token_ids, plan)
 
     def compute_packed(self, requests: Sequence[tuple[FusedCache, Sequence[int], RowPlan]]) -> list[Tensor]:
         """Do what `compute` does for each (cache, token ids, plan), in one call of the model and without padding.
@@ -276,7 +250,7 @@ class Adapter:
             cost: the operations to count; by default the model's own, else those of another shape.
             block_tokens: rows of a prefill that run at once: more are quicker together, and one layer of them takes longer.
         """
-        cost = cost or PassCost.of(self.model)
+        cost = cost or PassCost.of(self.model, self.geometry)
         self._thread.low = LowPriority(decoder_layers(self.model), cost, preemption, block_tokens)
         try:
             yield
@@ -310,9 +284,6 @@ class Adapter:
         """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab).
 
         Args:
-            ids: token ids (T,).
-            positions: rotary positions (T,).
-            kv_cache: holds the keys and values that the rows attend to, and takes theirs.
             plan: how the rows attend; None for the model's own masks and the cache's continuation.
             recorder: active for the length of the call.
             keep: how many rows' logits to make, from the end, or the indices of these rows.
@@ -322,8 +293,6 @@ class Adapter:
             # Any 4D mask keeps the library from building its own; our attention follows the plan.
             mask = torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=ids.device)
             keywords = {"attention_mask": mask, ROWS_KEYWORD: plan}
-        if recorder is not None:
-            keywords[ROTATIONS_KEYWORD] = recorder
         self.rotation.reset_lengths()
         with recorder or nullcontext(), torch.no_grad():
             out = self.model(
@@ -428,11 +397,6 @@ class Adapter:
             plan = RowPlan(rows, self.model.dtype)
         return PassRows(kv_cache, ids, kv_cache.positions_of(rows), plan, keep, appends=True)
 
-    @property
-    def _in_pieces(self) -> bool:
-        """Whether this thread's passes without hooks may run in pieces."""
-        return self._low is not None or self.batcher is not None
-
     def _same_regime(self, kv_cache: FusedCache, rows: Tensor) -> bool:
         """Whether passes over any of these rows (T,) alone use the same frequencies as one over all of them."""
         positions = kv_cache.positions_of(rows)
@@ -446,7 +410,7 @@ class Adapter:
 
     def _run_packed(self, packed: Sequence[PassRows]) -> list[Tensor | Exception]:
         with self._lock.held(low=False):
-            return run_packed(self, packed)
+            return run_packed(packed, self.call_model, self.rope_regime, self.rotation.module)
 
     def _append_alone(self, ids: Tensor, positions: Tensor, kv_cache: AppendableCache, keep: int) -> Tensor:
         low = self._low if isinstance(kv_cache, FusedCache) else None
@@ -455,12 +419,12 @@ class Adapter:
                 _enter_low_priority(stack, low)
             return self.call_model(ids, positions, kv_cache, keep=keep)
 
-    def _compute_alone(self, rows: PassRows, capture: bool, schedule: RowSchedule | None) -> Tensor:
+    def _compute_alone(self, rows: PassRows, capture: bool) -> Tensor:
         recorder = self._recorder(rows, capture)
-        with self._one_pass(rows, schedule):
+        with self._one_pass(rows):
             return self.call_model(rows.ids, rows.positions, rows.kv_cache, rows.plan, recorder)
 
-    def _compute_in_blocks(self, rows: PassRows, capture: bool, schedule: RowSchedule | None) -> Tensor:
+    def _compute_in_blocks(self, rows: PassRows, capture: bool) -> Tensor:
         """Run prompt rows at low priority, in blocks where that is possible."""
         kv_cache, plan, low = rows.kv_cache, rows.plan, self._low
         assert low is not None
@@ -468,34 +432,33 @@ class Adapter:
 
         def run(block: RowPlan, keep: int | Tensor) -> Tensor:
             own = rows if block is plan else rows.some(block)
-            with self._one_pass(own, schedule):
+            with self._one_pass(own):
                 return self.call_model(own.ids, own.positions, kv_cache, block, recorder, keep)
 
-        # Hooks and schedules see a pass once.
-        whole = rows.hook is not None or schedule is not None or bool(plan.hooks)
+        # Hooks see a pass once.
+        whole = plan.around is not None or bool(plan.hooks)
         in_blocks = not whole and self._same_regime(kv_cache, plan.rows)
         return low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
 
     def _recorder(self, rows: PassRows, capture: bool) -> RotationRecorder | None:
-        """Return what records the pass' rotations, if something needs them; with `capture`, the cache collects its rows."""
-        if not capture and not rows.plan.needs_unrotated:
+        """With `capture`, have the cache collect the pass' rows, and return what records their rotations."""
+        if not capture:
             return None
         recorder = RotationRecorder(self.rotation.module)
-        if capture:
-            rows.kv_cache.capture = RowCapture(recorder, self.geometry.layers, rows.kv_cache.length)
+        rows.kv_cache.capture = RowCapture(recorder, self.geometry.layers, rows.kv_cache.length)
         return recorder
 
     @contextmanager
-    def _one_pass(self, rows: PassRows, schedule: RowSchedule | None) -> Iterator[None]:
+    def _one_pass(self, rows: PassRows) -> Iterator[None]:
         """Load stored layers, then lock the model, set up its hooks for one pass, and time the pass."""
         kv_cache, count, low, model = rows.kv_cache, rows.ids.numel(), self._low, self.model
         # Before the lock is taken: other requests can use the model meanwhile.
         kv_cache.load(self._layer_time.lower_bound_s(count))
         with self._lock.held(low=low is not None), ExitStack() as stack:
             began = time.perf_counter() - kv_cache.place_s
-            stack.enter_context(kv_cache.writing(rows.plan.rows, rows.hook))
-            if schedule is not None:
-                stack.enter_context(scheduled_rows(model, kv_cache, rows.plan, schedule))
+            stack.enter_context(kv_cache.writing(rows.plan.rows))
+            if rows.plan.around is not None:
+                stack.enter_context(rows.plan.around(model, rows.plan))
             if low is not None:
                 _enter_low_priority(stack, low)  # counts whole layers
             else:

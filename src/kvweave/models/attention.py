@@ -4,6 +4,8 @@ A pass over chosen rows carries a plan as a keyword of the model call. Attention
 masks. Any other call, such as an ordinary `generate` on the fused cache, takes the library's own path.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -16,39 +18,24 @@ from transformers.masking_utils import sdpa_mask
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.hooks import AttentionHook, LayerQueries
-from kvweave.models.rotary import RotationRecorder
-from kvweave.ops.attention import AttentionInput, KVRows, RowAttention
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import attend_softcap
 from kvweave.ops.grouped_attention import ContextGroup, attend_grouped
 from kvweave.ops.row_attention import row_attention
 
 ATTENTION_NAME = "kvweave"
 ROWS_KEYWORD = "kvweave_rows"
-ROTATIONS_KEYWORD = "kvweave_rotations"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of one layer's attention, as the model passes them.
-
-    Attributes:
-        layer: index of the layer.
-        query: (B, H, T, D), of the rows of a pass.
-        keys, values: (B, G, N, D), as the cache returned them, in prompt order.
-        window: the layer's sliding window, None without one.
-        scaling: factor of the logits.
-        softcap: the layer's soft cap on logits, None without one.
-        unrotated: the query before rotary positions; None unless the pass records it.
-    """
+    """The arguments of one layer's attention, as the model passes them; see `LayerQueries`."""
 
     layer: int
     query: Tensor
     keys: Tensor
     values: Tensor
-    window: int | None
-    scaling: float
-    softcap: float | None
-    unrotated: Tensor | None = None
+    settings: AttentionSettings
 
 
 class AttentionPlan(Protocol):
@@ -62,20 +49,17 @@ class AttentionPlan(Protocol):
 class RowPlan:
     """Plain causal attention of the prompt positions that a pass computes, `rows` (T,), ascending.
 
-    `hooks` see every layer of the pass; add them before it runs.
+    `hooks` see every layer of the pass; add them before it runs. `around` makes a context of the model and the plan in which the pass
+    runs, whole and with no other rows.
     """
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self.rows = rows
         self.hooks: list[AttentionHook] = []
+        self.around: Callable[[PreTrainedModel, RowPlan], AbstractContextManager[None]] | None = None
         self.layers_seen: set[int] = set()
         self._dtype = dtype
         self._attention: RowAttention | None = None
-
-    @property
-    def needs_unrotated(self) -> bool:
-        """Whether a hook needs queries before rotation."""
-        return any(getattr(hook, "needs_unrotated", False) for hook in self.hooks)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention of the rows' query (B, H, T, D) over the cache's keys and values (B, G, N, D)."""
@@ -93,16 +77,7 @@ class RowPlan:
         self.layers_seen.add(call.layer)
         for hook in self.hooks:
             hook.on_layer(
-                LayerQueries(
-                    layer=call.layer,
-                    rows=self.rows,
-                    query=call.query,
-                    keys=call.keys,
-                    scaling=call.scaling,
-                    window=call.window,
-                    softcap=call.softcap,
-                    unrotated=call.unrotated,
-                )
+                LayerQueries(call.layer, self.rows, call.query, call.keys, call.values, call.settings)
             )
 
     def _attend_causally(self, call: AttentionCall, rows: Tensor) -> Tensor:
@@ -112,31 +87,19 @@ class RowPlan:
         # The cache holds shared spans and rows merged: one private run in prompt order, nothing to skip.
         merged = KVRows(call.keys, call.values, torch.arange(call.keys.shape[2], device=call.keys.device))
         inputs = AttentionInput(shared=(), private=merged, skip=rows[:0])
-        return self._attention.attend(
-            call.query, [inputs], scaling=call.scaling, window=call.window, softcap=call.softcap
-        )
+        return self._attention.attend(call.query, [inputs], call.settings)
 
 
 class GroupedPlan(RowPlan):
     """Rows (T,) after the context attend to it as a group of its own; rows before its end attend causally (APE).
 
-    `columns` (first, end) are the context's prompt positions. The group's logits are divided by `temperature`, the log of
-    their sum is multiplied by `scale` · `temperature`, and the result is merged with attention to everything else.
-    Sliding windows count rows of the cache, as the library's masks do. Raises InvalidRequest for a temperature or
-    scale that is not above 0.
+    Attention to the group is merged with attention to everything else. Sliding windows count rows of the cache, as the
+    library's masks do.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        dtype: torch.dtype,
-        *,
-        columns: tuple[int, int],
-        temperature: float = 0.9,
-        scale: float = 0.9,
-    ) -> None:
+    def __init__(self, rows: Tensor, dtype: torch.dtype, group: ContextGroup) -> None:
         super().__init__(rows, dtype)
-        self._group = ContextGroup(*columns, temperature, scale)
+        self._group = group
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention of the rows' query (B, H, T, D) over the cache's keys and values (B, G, N, D)."""
@@ -148,9 +111,7 @@ class GroupedPlan(RowPlan):
             call.keys,
             call.values,
             self._group,
-            scaling=call.scaling,
-            window=call.window,
-            softcap=call.softcap,
+            call.settings,
         )
         if inside == 0:
             return grouped
@@ -186,15 +147,14 @@ def kvweave_attention_forward(
         )
     plan: AttentionPlan | None = kwargs.get(ROWS_KEYWORD)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    settings = AttentionSettings(scale, sliding_window, softcap)
     if plan is not None:
-        recorder: RotationRecorder | None = kwargs.get(ROTATIONS_KEYWORD)
-        unrotated = recorder.unrotated_query(query) if recorder is not None else None
         layer = int(getattr(module, "layer_idx", -1))
-        out = plan.attend(AttentionCall(layer, query, key, value, sliding_window, scale, softcap, unrotated))
+        out = plan.attend(AttentionCall(layer, query, key, value, settings))
     elif softcap is not None:
         # A missing mask means plain causal attention, as it does for the library's own function.
         causal = attention_mask is None and query.shape[2] > 1
-        out = attend_softcap(query, key, value, attention_mask, causal, scale, softcap)
+        out = attend_softcap(query, key, value, attention_mask, causal, settings)
     else:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

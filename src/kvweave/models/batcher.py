@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,14 +21,6 @@ from kvweave.models.pass_schedule import PASS_S, Batch, PassRows, PassSchedule, 
 
 LINGER_SHARE: Final = 0.25
 """For at most this share of the last pass' time, the next one waits for the requests that have just been served."""
-
-
-class RunPacked(Protocol):
-    """Runs the rows of several requests in one call; see `run_packed`."""
-
-    def __call__(self, packed: Sequence[PassRows]) -> list[Tensor | Exception]:
-        """Return each request's logits, or the error that ended its part of the pass."""
-        ...
 
 
 @dataclass(slots=True)
@@ -47,14 +39,14 @@ class PassBatcher:
     """Runs passes of one model, in a thread of its own, until `close`. Safe to use from several threads.
 
     Args:
-        run_packed: runs a packed pass, at most one at a time.
+        run_packed: runs the rows of several requests in one call, at most one at a time; see `packed.run_packed`.
         pass_s: seconds that a pass with pieces of prompts should take.
         load_ahead: load and place stored KV in the threads of the requests, while others compute; otherwise in the passes.
     """
 
     def __init__(
         self,
-        run_packed: RunPacked,
+        run_packed: Callable[[Sequence[PassRows]], list[Tensor | Exception]],
         pass_s: float = PASS_S,
         *,
         load_ahead: bool = True,

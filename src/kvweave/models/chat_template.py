@@ -85,34 +85,27 @@ class ChatTemplate:
 
         Raises UnsupportedModel if the template leaves a message out, InvalidRequest if it refuses these roles.
         """
-        system = DEFAULT_SYSTEM if system is None else system
-        if not self.exists:
-            plain = _plain_frame(system, [*earlier, ("user", "")], several_lines=several_lines)
-            return replace(plain, lead=plain.turns[-1][0], turns=plain.turns[:-1])
-        marked = [_Marked(role, self._parts(role, text), n) for n, (role, text) in enumerate(earlier)]
-        if marked:
-            *thoughts, (_, answer) = marked[0].parts
-            marked[0].parts = [("", answer.lstrip() if thoughts else answer)]
-        contents = [(each.role, each.body) for each in marked] + [("user", _QUESTION_MARK)]
-        contents = [(role, f"{QUESTION_LEAD if role == 'user' else ''}{body}") for role, body in contents]
-        contents[0] = contents[0][0], f"{_CHUNKS_MARK}{contents[0][1]}"
-        text = self.text(contents, system, think=think)
-        head, chunks, rest = text.partition(_CHUNKS_MARK)
-        turns, rest = _split_at_marks(rest, marked)
-        lead, question, tail = rest.partition(_QUESTION_MARK)
-        if not (chunks and question):
-            raise UnsupportedModel("the model's chat template does not print the user's message as it is")
-        return Frame(head, lead, tail, chat=True, reply=self._reply(tail, think=think), turns=turns)
+        system, messages = DEFAULT_SYSTEM if system is None else system, [*earlier, ("user", _QUESTION_MARK)]
+        if self.exists:
+            frame = self._frame(system, messages, think=think)
+        else:
+            frame = _plain_frame(system, messages, several_lines=several_lines)
+        *turns, (lead, _) = frame.turns
+        return replace(frame, lead=lead, turns=tuple(turns))
 
-    def chat_frame(self, system: str, messages: Sequence[tuple[str, str]], *, think: bool = False) -> Frame:
+    def chat_frame(self, messages: Sequence[tuple[str, str]], *, think: bool = False) -> Frame:
         """Return the text around the messages of a chat, each role and text, without chunks and questions: all are `turns`.
+
+        The first may be a system message.
 
         Raises as `frame`.
         """
         if not self.exists:
-            return _plain_frame(system, messages, several_lines=False)
-        marked = [_Marked(role, self._parts(role, text), n) for n, (role, text) in enumerate(messages)]
-        text = self.text([(each.role, each.body) for each in marked], system, think=think)
+            return _plain_frame("", messages, several_lines=False)
+        marked = self._marked(messages)
+        first = int(marked[0].role == "system")
+        bodies = [(each.role, each.body) for each in marked[first:]]
+        text = self.text(bodies, marked[0].body if first else "", think=think)
         turns, tail = _split_at_marks(text, marked)
         return Frame("", "", tail, chat=True, reply=self.reply(tail, think=think), turns=turns)
 
@@ -128,9 +121,22 @@ class ChatTemplate:
                 f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {error}"
             ) from error
 
-    def reply(self, tail: str, *, think: bool = False) -> ReplyFormat:
-        """Return the format of the reply to a prompt that ends with `tail`."""
-        return self._reply(tail, think=think)
+    def _frame(self, system: str, messages: Sequence[tuple[str, str]], *, think: bool) -> Frame:
+        """Return the text around chunks and messages, which are all `turns`."""
+        marked = self._marked(messages)
+        *thoughts, (_, answer) = marked[0].parts
+        if thoughts:
+            marked[0].parts = [("", answer.lstrip())]
+        bodies = [
+            (each.role, f"{QUESTION_LEAD if each.role == 'user' else ''}{each.body}") for each in marked
+        ]
+        bodies[0] = bodies[0][0], f"{_CHUNKS_MARK}{bodies[0][1]}"
+        head, _, rest = self.text(bodies, system, think=think).partition(_CHUNKS_MARK)
+        turns, tail = _split_at_marks(rest, marked)
+        return Frame(head, "", tail, chat=True, reply=self.reply(tail, think=think), turns=turns)
+
+    def _marked(self, messages: Sequence[tuple[str, str]]) -> list["_Marked"]:
+        return [_Marked(role, self._parts(role, text), n) for n, (role, text) in enumerate(messages)]
 
     def _parts(self, role: str, text: str) -> list[tuple[str, str]]:
         """Return a message as its own text in parts, each with the tag before it: the thoughts of a reply, and its answer."""
@@ -193,7 +199,7 @@ class ChatTemplate:
                 return ThoughtTags(opening, closing, added.get(opening), added.get(closing))
         return None
 
-    def _reply(self, tail: str, *, think: bool) -> ReplyFormat:
+    def reply(self, tail: str, *, think: bool) -> ReplyFormat:
         """Return the format of the reply to a prompt that ends with `tail`."""
         tags = self._tags
         if tags is None:
@@ -299,18 +305,13 @@ def _plain_lead(role: str, before: str) -> str:
     return f"{SEPARATOR}{lead}" if before else lead
 
 
-def control_tokens(tokenizer: Any) -> frozenset[int]:
-    """Return a tokenizer's special tokens, and its added tokens that look like a marker."""
+def control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return a tokenizer's special tokens, and its added tokens that look like a marker, by their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    markers = {number for number, token in added.items() if is_control(token.content, special=token.special)}
-    return frozenset(tokenizer.all_special_ids) | markers
-
-
-def control_texts(tokenizer: Any) -> frozenset[str]:
-    """Return the texts of a tokenizer's control tokens."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    markers = {token.content for token in added.values() if is_control(token.content, special=token.special)}
-    return frozenset(tokenizer.all_special_tokens) | markers
+    markers = {
+        n: token.content for n, token in added.items() if is_control(token.content, special=token.special)
+    }
+    return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)) | markers
 
 
 def is_control(content: str, *, special: bool) -> bool:

@@ -8,6 +8,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
 
 import torch
 import xxhash
@@ -15,8 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvweave.files import write_atomically
 from kvweave.models.quantised import quantised_modules, weight_bits
-from kvweave.models.remembered import ModelMemory
 from kvweave.models.text_prefix import without_prefix
 from kvweave.types import ModelFingerprint
 
@@ -52,7 +56,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def fingerprint(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, memory: ModelMemory | None = None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, memory: "ModelMemory | None" = None
 ) -> ModelFingerprint:
     """Digest a loaded model and tokenizer.
 
@@ -88,7 +92,7 @@ class WatchedFingerprint:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         name: str,
-        memory: ModelMemory | None = None,
+        memory: "ModelMemory | None" = None,
     ) -> None:
         self._model, self._tokenizer, self._name = model, tokenizer, name
         self._places: list[tuple[int, int]] = []
@@ -136,7 +140,7 @@ def _adapters(model: PreTrainedModel) -> list[list[str]]:
     ]
 
 
-def _remembered(memory: ModelMemory | None, name: str, compute: Callable[[], str]) -> str:
+def _remembered(memory: "ModelMemory | None", name: str, compute: Callable[[], str]) -> str:
     known = None if memory is None else memory.get(name)
     if isinstance(known, str):
         return known
@@ -179,3 +183,68 @@ def _settings(model: PreTrainedModel) -> dict[str, object]:
     """Return the configuration, with rope and layer settings, but without what no key or value depends on."""
     settings = model.config.get_text_config(decoder=True).to_dict()
     return {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT and name[0] != "_"}
+
+
+# What an earlier start found out about a model's files, so that the next start need not find it out again
+#
+# Digesting every weight and a large vocabulary takes seconds and always gives the same. A fact is used only while the folder's
+# files have the names, sizes, inodes and times that they had, and the libraries their versions.
+
+Fact = str | bool
+_LIBRARIES: Final = ("torch", "transformers", "tokenizers")
+_VERSION: Final = 1
+"""Raise it when a fact means something else."""
+
+
+class ModelMemory:
+    """Facts about the model in a folder, in one file of the home folder; without a folder, it remembers nothing.
+
+    Forgetting is harmless: an unreadable file counts as empty, and a home that cannot be written to remembers nothing.
+    """
+
+    def __init__(self, folder: Path | None, home: Path) -> None:
+        self._folder = folder
+        self._state = None if folder is None else _state(folder)
+        name = hashlib.blake2b(str(folder).encode(), digest_size=16).hexdigest()
+        self._file = home / "models" / "facts" / f"{name}.json"
+        self._facts = self._read()
+
+    def get(self, name: str) -> Fact | None:
+        """Return a fact, None if it is not known."""
+        return self._facts.get(name)
+
+    def put(self, name: str, fact: Fact) -> None:
+        """Remember a fact, unless the folder has changed since this object was made."""
+        if self._folder is None or self._state is None or self._state != _state(self._folder):
+            return
+        self._facts = {**self._read(), **self._facts, name: fact}
+        content = json.dumps({"state": self._state, "facts": self._facts})
+        with suppress(OSError):
+            write_atomically(self._file, [content.encode()])
+
+    def _read(self) -> dict[str, Fact]:
+        if self._state is None:
+            return {}
+        try:
+            found = json.loads(self._file.read_text())
+            facts = dict(found["facts"]) if found["state"] == self._state else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return {name: fact for name, fact in facts.items() if isinstance(fact, str | bool)}
+
+
+def _state(folder: Path) -> str | None:
+    """Name a folder's content by its files and the libraries; None if the model depends on more than its folder."""
+    versions = [_VERSION, *(version(library) for library in _LIBRARIES)]
+    if (folder / "adapter_config.json").exists():  # weights on top of a model that is elsewhere
+        return None
+    files = []
+    try:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                seen = file.stat()
+                times = (seen.st_mtime_ns, seen.st_ctime_ns)
+                files.append([str(file.relative_to(folder)), seen.st_size, *times, seen.st_ino])
+    except OSError:
+        return None
+    return hashlib.blake2b(json.dumps([versions, files]).encode(), digest_size=16).hexdigest()

@@ -1,19 +1,15 @@
-"""How layers of an unmodified model run: over fewer rows than the pass began with, and fast over few rows.
+"""How layers of an unmodified model run: the last one over its last row alone, and all of them fast over few rows.
 
-Forward pre-hooks drop rows. `scheduled_rows` drops rows
-between layers, as a `RowSchedule` says. `last_row_only` drops all but the last row inside the last layer: no later layer reads
-the other rows' output there, so their attention, output projection and feed-forward network are skipped.
-
-The caller makes sure that one such pass runs at a time.
+`last_row_only` drops all but the last row inside the last layer: no later layer reads the other rows' output there, so their
+attention, output projection and feed-forward network are skipped. The caller makes sure that one such pass runs at a time.
 
 `FewRowsLinear` is for steps of several requests and for drafts: on CPUs, PyTorch multiplies 2 to 64 rows by a weight in up to
 three times the time that the weight by the rows, transposed, takes (`lab/experiments/few_rows.py`).
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from typing import Any, Final, Protocol, cast
+from contextlib import contextmanager, suppress
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,18 +32,6 @@ MOST_ROWS: Final = 64
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a layer."""
-
-
-class RowSchedule(Protocol):
-    """Decides which rows of a pass each layer computes."""
-
-    def rows_for(self, layer: int) -> Tensor | None:
-        """Return the prompt positions (T,) that this layer computes; called before each layer, in order.
-
-        They must be ascending, a subset of the rows still running, and include the last of these. None keeps all of
-        these. From this layer on, a dropped row keeps the K,V that the cache holds for it.
-        """
-        ...
 
 
 class LayerTime:
@@ -135,22 +119,6 @@ def _announce_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @contextmanager
-def scheduled_rows(
-    model: PreTrainedModel, kv_cache: FusedCache, plan: RowPlan, schedule: RowSchedule
-) -> Iterator[None]:
-    """While active, run each layer of this plan's pass over the rows that `schedule` keeps.
-
-    Other calls of the model are not affected. The pass raises InvalidRequest for rows that the schedule may not choose.
-    """
-    with ExitStack() as hooks:
-        dropper = _RowDropper(kv_cache, plan, schedule)
-        for layer, module in enumerate(decoder_layers(model)):
-            before = partial(dropper.before_layer, layer)
-            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        yield
-
-
-@contextmanager
 def last_row_only(model: PreTrainedModel, kv_cache: FusedCache) -> Iterator[None]:
     """While active, the pass that writes to this cache runs the last layer's output for its last row alone.
 
@@ -166,7 +134,7 @@ def last_row_only(model: PreTrainedModel, kv_cache: FusedCache) -> Iterator[None
             module.forward(*args, **{**kwargs, ROWS_KEYWORD: _NotifyOnly(plan)})
         last = plan.subset(plan.rows[-1:])
         last.hooks = []  # they have seen all rows
-        kv_cache.write_only(last.rows, to_hook=False)
+        kv_cache.write_only(last.rows)
         index = {plan.rows.numel(): torch.tensor([plan.rows.numel() - 1], device=plan.rows.device)}
         kept = {name: select_rows(value, index) for name, value in kwargs.items()}
         return select_rows(args, index), {**kept, ROWS_KEYWORD: last}
@@ -200,43 +168,6 @@ def select_rows(value: Any, indices: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] in indices:
         return value.index_select(1, indices[value.shape[1]])
     return value
-
-
-class _RowDropper:
-    """The pre-hooks of one scheduled pass; they share the rows that still run, and how these attend."""
-
-    def __init__(self, kv_cache: FusedCache, plan: RowPlan, schedule: RowSchedule) -> None:
-        self._kv_cache = kv_cache
-        self._schedule = schedule
-        self._first = self._running = plan
-
-    def before_layer(
-        self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Arguments:
-        """Drop rows from a decoder layer's arguments."""
-        if kwargs.get(ROWS_KEYWORD) is not self._first:
-            return args, kwargs
-        before = self._running.rows
-        chosen = self._schedule.rows_for(layer)
-        if chosen is not None:
-            self._running = self._running.subset(_checked(chosen.to(before.device), before, layer))
-            self._kv_cache.write_only(self._running.rows)
-        # Hidden states come from the layer before and have lost the rows dropped so far. What the model made
-        # once for all layers (angles, position ids) still has every row that the pass began with.
-        rows = self._running.rows
-        indices = {full.numel(): torch.searchsorted(full, rows) for full in (self._first.rows, before)}
-        kept = {name: select_rows(value, indices) for name, value in kwargs.items()}
-        return select_rows(args, indices), {**kept, ROWS_KEYWORD: self._running}
-
-
-def _checked(chosen: Tensor, running: Tensor, layer: int) -> Tensor:
-    ascending = chosen.numel() > 0 and bool((chosen[1:] > chosen[:-1]).all())
-    if not ascending or not torch.isin(chosen, running).all() or chosen[-1] != running[-1]:
-        raise InvalidRequest(
-            f"layer {layer} cannot continue with {chosen.numel()} of {running.numel()} rows: they must be ascending, "
-            "be among the rows still running, and include the last of these"
-        )
-    return chosen
 
 
 class _AttentionReached(Exception):

@@ -21,7 +21,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.cache_base import AppendableCache, LayerSink
-from kvweave.models.hooks import Update, UpdateHook
 from kvweave.models.rotary import Angles, RowCapture
 from kvweave.types import ChunkKV
 
@@ -98,7 +97,6 @@ class FusedCache(AppendableCache):
             row attends to them.
         angles: those of all positions from the first span's start to the last one's end.
         positions: rotary positions of all prompt tokens (N,), the last one the largest.
-        layer_type: the class of its layers.
     """
 
     def __init__(
@@ -108,11 +106,12 @@ class FusedCache(AppendableCache):
         spans: tuple[PlacedSpan, ...],
         angles: Angles,
         positions: Tensor,
-        layer_type: "type[FusedCacheLayer] | None" = None,
     ) -> None:
         self._shared = SharedLayerState(layers, length, spans, angles)
-        made = layer_type or FusedCacheLayer
-        super().__init__([made(self._shared, index) for index in range(layers)], positions)
+        super().__init__([self._new_layer(index) for index in range(layers)], positions)
+
+    def _new_layer(self, index: int) -> "FusedCacheLayer":
+        return FusedCacheLayer(self._shared, index)
 
     @property
     def length(self) -> int:
@@ -162,24 +161,22 @@ class FusedCache(AppendableCache):
         self._shared.place_s += time.perf_counter() - began
 
     @contextmanager
-    def writing(self, rows: Tensor, hook: UpdateHook | None = None) -> Iterator[None]:
-        """For the length of one pass, write updates to these prompt positions (T,), after showing them to `hook`."""
+    def writing(self, rows: Tensor) -> Iterator[None]:
+        """For the length of one pass, write updates to these prompt positions (T,)."""
         shared = self._shared
-        shared.rows, shared.update_hook = rows, hook
+        shared.rows = rows
         try:
             yield
             self.before_layer(len(self.layers))
         finally:
-            shared.rows = shared.update_hook = None
+            shared.rows = None
             if shared.sink is not None:
                 for layer in self.layers:
                     layer.pop_kv()
 
-    def write_only(self, rows: Tensor, *, to_hook: bool = True) -> None:
-        """For the rest of the pass write only these rows (T,), a subset; show them to the hook unless `to_hook` is false."""
+    def write_only(self, rows: Tensor) -> None:
+        """For the rest of the pass write only these rows (T,), a subset."""
         self._shared.rows = rows
-        if not to_hook:
-            self._shared.update_hook = None
 
     def stream_to(self, sink: LayerSink) -> None:
         """From the next pass on hold one layer at a time, and write each to `sink` when the pass starts the next.
@@ -209,13 +206,13 @@ class FusedCache(AppendableCache):
         """Release the stored tensors after the last layer was written to the sink; no pass can run any more."""
         self._shared.release()
 
-    def layer_keys(self, layer: int, like: Tensor) -> Tensor:
-        """Return the keys of all prompt positions that a layer holds now, rotated, (1, G, N, D); read only.
+    def layer_kv(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rotated keys and the values of all prompt positions that a layer holds now, (1, G, N, D); read only.
 
         Zeros where nothing is placed or computed. `like` (1, G, T, D) are other keys of the model.
         """
-        keys: Tensor = self.layers[layer].prompt_keys(like)
-        return keys
+        kv: tuple[Tensor, Tensor] = self.layers[layer].prompt_kv(like)
+        return kv
 
     def truncate_appended(self, tokens: int) -> None:
         """Drop appended tokens beyond a total of `tokens`, in every layer."""
@@ -256,22 +253,20 @@ class FusedCacheLayer(CacheLayerMixin):
         if shared.rows is None:
             return self._append(key_states, value_states)
         self._make_buffers(key_states, value_states)
-        if shared.update_hook is not None:
-            shared.update_hook.on_layer(self._as_update(shared.rows, key_states, value_states))
         if shared.capture is not None:
             shared.capture.record(self._index, shared.rows, key_states, value_states)
         self.keys.index_copy_(2, shared.rows, key_states)
         self.values.index_copy_(2, shared.rows, value_states)
         return self.keys[:, :, : shared.length], self.values[:, :, : shared.length]
 
-    def prompt_keys(self, like: Tensor) -> Tensor:
-        """Return this layer's keys of all prompt positions, (1, G, N, D), read only; see `FusedCache.layer_keys`."""
-        if (
-            self._shared.sink is not None and not self.is_initialized
-        ):  # outside a pass, nothing would drop the buffers
-            return self._shared.materialize(self._index, like)[0][:, :, : self._shared.length]
+    def prompt_kv(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this layer's keys and values of all prompt positions, read only; see `FusedCache.layer_kv`."""
+        length = self._shared.length
+        if self._shared.sink is not None and not self.is_initialized:  # nothing would drop the buffers
+            keys, values = self._shared.materialize(self._index, like)
+            return keys[:, :, :length], values[:, :, :length]
         self._make_buffers(like, like)
-        return self.keys[:, :, : self._shared.length]
+        return self.keys[:, :, :length], self.values[:, :, :length]
 
     def pop_kv(self) -> tuple[Tensor, Tensor] | None:
         """Drop the buffers and return their keys and values (G, N, D); None without buffers."""
@@ -287,16 +282,6 @@ class FusedCacheLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.keys, self.values = self._shared.materialize(self._index, key_states)
             self.lazy_initialization(key_states, value_states)
-
-    def _as_update(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Update:
-        return Update(
-            layer=self._index,
-            rows=rows,
-            keys=key_states[0],
-            values=value_states[0],
-            stale_keys=self.keys[0, :, rows],
-            stale_values=self.values[0, :, rows],
-        )
 
     def _append(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         self._make_buffers(key_states, value_states)
@@ -351,7 +336,6 @@ class SharedLayerState:
         self.length = length
         self.spans = spans
         self.rows: Tensor | None = None  # (T,), what updates write during a pass; None means append mode
-        self.update_hook: UpdateHook | None = None
         self.capture: RowCapture | None = None
         self.sink: LayerSink | None = None
         self.place_s = 0.0

@@ -1,85 +1,50 @@
 """Hooks on one forward pass: what each layer shows them, and the ones that record attention.
 
-An `AttentionHook` sees queries and keys before a layer attends, an `UpdateHook` sees new keys and values before they
-replace the cached ones. Hooks read only: the output of a complete pass stays bit-identical. Either kind may end the
-pass with `StopForward`. The cost of recording grows with the rows asked for, not with the rows computed.
+An `AttentionHook` sees queries, keys and values before a layer attends. Hooks read only: the output of a complete pass stays
+bit-identical. They may end the pass with `StopForward`. The cost of recording grows with the rows asked for, not with the rows computed.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvweave.errors import InvalidRequest
+from kvweave.ops.attention import AttentionSettings
 from kvweave.ops.scores import attention_shares, mean_attention, peak_attention
 
 
 class StopForward(Exception):
-    """Raised by a hook to end the pass. An update that an `UpdateHook` stops is not written."""
+    """Raised by a hook to end the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerQueries:
-    """The inputs of one layer's attention weights: rotated queries and keys, read only.
+    """The inputs of one layer's attention, queries and keys rotated, read only.
 
     Attributes:
         layer: index of the layer.
         rows: prompt positions (T,) of the queries, ascending.
         query: (B, H, T, D).
-        keys: (B, G, N, D), in prompt order.
-        scaling: factor of the logits.
-        window: the layer's sliding window, None without one.
-        softcap: the layer's soft cap on logits, None without one.
-        unrotated: the query before rotary positions, whole heads; None unless a hook of the pass needs it.
+        keys, values: (B, G, N, D), in prompt order, the pass' own rows among them.
+        settings: how the layer attends.
     """
 
     layer: int
     rows: Tensor
     query: Tensor
     keys: Tensor
-    scaling: float
-    window: int | None
-    softcap: float | None
-    unrotated: Tensor | None = None
+    values: Tensor
+    settings: AttentionSettings
 
 
 class AttentionHook(Protocol):
-    """Sees the attention inputs of every layer of a pass.
-
-    A hook whose attribute `needs_unrotated` is true also gets the queries before rotation.
-    """
+    """Sees the attention inputs of every layer of a pass."""
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Called once per layer, in order, before the layer attends; may raise StopForward."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One layer's new rows before they are written, read only; keys are rotated.
-
-    Attributes:
-        layer: index of the layer.
-        rows: prompt positions (T,), ascending.
-        keys, values: the new ones, (G, T, D).
-        stale_keys, stale_values: what the cache holds at these positions, (G, T, D); zeros where it holds nothing.
-    """
-
-    layer: int
-    rows: Tensor
-    keys: Tensor
-    values: Tensor
-    stale_keys: Tensor
-    stale_values: Tensor
-
-
-class UpdateHook(Protocol):
-    """Sees what every layer of a pass is about to replace (CacheBlend and KVShare compare old and new)."""
-
-    def on_layer(self, update: Update) -> None:
-        """Called once per layer, in order, before the rows are written; may raise StopForward."""
         ...
 
 
@@ -99,14 +64,9 @@ class StopAtLayer:
 
 
 class AttentionProbe:
-    """Records the softmax weights of rows on keys, per layer, averaged over rows and query heads.
+    """Records the softmax weights of rows on keys, per layer, averaged over rows and query heads, in one pass.
 
-    Grouped heads, sliding windows and soft caps count as in the layer itself. Use it for one pass:
-
-        plan = adapter.rows(rows)
-        plan.hooks.append(probe)
-        adapter.compute(kv_cache, token_ids, plan)
-        probe.weights
+    Grouped heads, sliding windows and soft caps count as in the layer itself.
 
     Args:
         rows: prompt positions (R,), a subset of the rows that the pass computes.
@@ -143,10 +103,8 @@ class AttentionProbe:
             queries.query[:, :, self._indices],  # (1, H, R, D)
             queries.rows[self._indices],
             queries.keys,
-            scaling=queries.scaling,
-            window=None if self._lift_windows else queries.window,
-            softcap=queries.softcap,
-            columns=self._columns,
+            _lifted(queries.settings, self._lift_windows),
+            self._columns,
         )[0]
 
     @property
@@ -175,15 +133,8 @@ class AttentionShares:
         members = torch.zeros(queries.keys.shape[2], len(self._parts), device=queries.keys.device)
         for number, (start, end) in enumerate(self._parts):
             members[start:end, number] = 1.0
-        shares = attention_shares(
-            queries.query[:, :, indices],
-            queries.rows[indices],
-            queries.keys,
-            members,
-            scaling=queries.scaling,
-            window=queries.window,
-            softcap=queries.softcap,
-        )[0]
+        query, rows = queries.query[:, :, indices], queries.rows[indices]
+        shares = attention_shares(query, rows, queries.keys, members, queries.settings)[0]
         self._sum = shares if self._sum is None else self._sum + shares
         self._layers += 1
 
@@ -208,14 +159,8 @@ class PeakAttention:
         """Include one layer, if it is one of those to record."""
         if self._layers is not None and queries.layer not in self._layers:
             return
-        peak = peak_attention(
-            queries.query,
-            queries.rows,
-            queries.keys,
-            scaling=queries.scaling,
-            window=None if self._lift_windows else queries.window,
-            softcap=queries.softcap,
-        )[0]
+        settings = _lifted(queries.settings, self._lift_windows)
+        peak = peak_attention(queries.query, queries.rows, queries.keys, settings)[0]
         self._peak = peak if self._peak is None else torch.maximum(self._peak, peak)
 
     @property
@@ -225,37 +170,8 @@ class PeakAttention:
         return self._peak
 
 
-class UnrotatedQueries:
-    """Records the unrotated queries of chosen layers, for all rows of one pass:
-
-        queries = UnrotatedQueries(layers={last})
-        plan.hooks.append(queries)
-        adapter.compute(kv_cache, token_ids, plan)
-        queries.of(last)
-
-    Heads are whole, even where the family rotates only a part of them. Layers without positions give their queries
-    as they are.
-    """
-
-    needs_unrotated = True
-
-    def __init__(self, layers: Collection[int]) -> None:
-        self._layers = frozenset(layers)
-        self._recorded: dict[int, Tensor] = {}
-
-    def on_layer(self, queries: LayerQueries) -> None:
-        """Record one layer's queries."""
-        if queries.layer in self._layers:
-            assert queries.unrotated is not None
-            self._recorded[queries.layer] = queries.unrotated
-
-    def of(self, layer: int) -> Tensor:
-        """Return (1, H, T, D), one query per row of the pass. Raises InvalidRequest for a layer without a record."""
-        if layer not in self._recorded:
-            raise InvalidRequest(
-                f"layer {layer} was not recorded: of the chosen layers, the pass ran {sorted(self._recorded)}"
-            )
-        return self._recorded[layer]
+def _lifted(settings: AttentionSettings, lift_windows: bool) -> AttentionSettings:
+    return replace(settings, window=None) if lift_windows else settings
 
 
 def _indices_of(rows: Tensor, computed: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import inspect
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,16 +14,16 @@ from kvweave.home import default_home
 from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
-from kvweave.models.critical_layers import read_layers
-from kvweave.models.fingerprint import TOKENIZER_FACT, digest_tokenizer
+from kvweave.models.fingerprint import TOKENIZER_FACT, ModelMemory, digest_tokenizer
 from kvweave.models.forward import use_few_rows
-from kvweave.models.precision import Precision, choose_precision, read_sizes
+from kvweave.models.precision import choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
-from kvweave.models.remembered import ModelMemory
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
-from kvweave.models.source import gguf_folder
+from kvweave.models.source import ModelFolder, gguf_folder
+from kvweave.models.support import middle_layers
 from kvweave.plugins import more_in_lab, plugins
+from kvweave.types import ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
 
@@ -101,28 +100,19 @@ def model_files(name: str | None, home: Path) -> str:
     return _find(name or REFERENCE_NAME, home).place
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Where a model's files are, as transformers takes it, and the name that messages and knowledge bases give the model."""
-
-    place: str
-    name: str
-    shipped: bool = False
-
-
-def _find(name: str, home: Path) -> _Found:
+def _find(name: str, home: Path) -> ModelFolder:
     shipped = _shipped(name)
     if shipped is not None:
-        return _Found(str(shipped), name, shipped=True)
+        return ModelFolder(str(shipped), name, shipped=True)
     gguf = gguf_folder(name, home)
     if gguf is not None:
-        return _Found(str(gguf.folder), gguf.name)
+        return gguf
     _check_folder(name)
     folder = Path(name).expanduser()
     if folder.exists():
         place = str(folder.absolute())  # the same from any working directory
-        return _Found(place, place)
-    return _Found(str(folder_without_hub(name) or name), name)
+        return ModelFolder(place, place)
+    return ModelFolder(str(folder_without_hub(name) or name), name)
 
 
 def _shipped(name: str) -> Path | None:
@@ -164,7 +154,7 @@ def _check_folder(name: str) -> None:
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
-def _load(found: _Found, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
+def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, home: Path) -> LoadedModel:
     source, name = found.place, found.name
     folder = cached_folder(source)
     sizes = None if folder is None else read_sizes(folder)
@@ -174,7 +164,9 @@ def _load(found: _Found, dtype: str, weights: str, device: torch.device, home: P
     memory = ModelMemory(None if found.shipped else folder, home)  # shipped models are small
     try:
         tokenizer = read_tokenizer(source, folder, memory)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=_loaded_dtype(precision))
+        # For fewer bits the checkpoint's dtype, since each layer is then converted alone.
+        chosen = (precision.dtype if precision.bits == "full" else None) or "auto"
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
@@ -237,6 +229,30 @@ def is_direct(tokenizer: PreTrainedTokenizerBase, digest: str, folder: Path) -> 
     )
 
 
-def _loaded_dtype(precision: Precision) -> torch.dtype | str:
-    """Return the dtype to read: the checkpoint's for fewer bits, since each layer is then converted alone."""
-    return "auto" if precision.bits != "full" or precision.dtype is None else precision.dtype
+# The layers that `kvweave profile-layers` measured, by the model's digest
+
+
+def read_layers(home: Path, model: ModelFingerprint, layers: int) -> tuple[int, ...]:
+    """Return the measured layers of this model, else the middle ones; log and ignore a file that cannot be used."""
+    path = layers_file(home, model)
+    if not path.exists():
+        return middle_layers(layers)
+    try:
+        found = tuple(json.loads(path.read_text(encoding="utf-8"))["critical_layers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _LOG.warning("ignoring %s: %s; run `kvweave profile-layers` to write it again", path, error)
+        return middle_layers(layers)
+    if not found or not all(isinstance(layer, int) and 0 <= layer < layers for layer in found):
+        _LOG.warning(
+            "ignoring %s: it names layers %s of %d; run `kvweave profile-layers` to write it again",
+            path,
+            found,
+            layers,
+        )
+        return middle_layers(layers)
+    return found
+
+
+def layers_file(home: Path, model: ModelFingerprint) -> Path:
+    """The file of a model's measured layers."""
+    return home / "models" / f"{model.digest}.json"

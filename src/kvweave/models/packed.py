@@ -4,77 +4,58 @@ Linear layers see all rows at once. Attention is split by request. Requests over
 that reads the spans in place; the others attend one after another. What goes wrong for one request ends its part of the pass alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.attention import AttentionCall, AttentionPlan, RowPlan
-from kvweave.models.fused_cache import FusedCache
+from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.hooks import StopForward
 from kvweave.models.pass_schedule import PassRows
-from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder
+from kvweave.models.rotary import GivenKeys, RotationRecorder
 from kvweave.models.shared_spans import SharedSpanCache
 from kvweave.ops.attention import RowAttention
 from kvweave.ops.row_attention import row_attention
 
 
-class PackingModel(Protocol):
-    """What a packed pass needs of an `Adapter`."""
-
-    rotation: Rotation
-
-    def rope_regime(self, prompt_tokens: int) -> str:
-        """Name the frequency scaling that a pass of this length uses."""
-        ...
-
-    def call_model(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        kv_cache: Cache,
-        plan: AttentionPlan | None = None,
-        recorder: RotationRecorder | None = None,
-        keep: int | Tensor = 1,
-    ) -> Tensor:
-        """Call the model over token ids (T,) at rotary positions (T,) and return logits (kept, vocab)."""
-        ...
-
-
-def run_packed(model: PackingModel, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def run_packed(
+    requests: Sequence[PassRows],
+    call_model: Callable[..., Tensor],
+    rope_regime: Callable[[int], str],
+    modelling: ModuleType,
+) -> list[Tensor | Exception]:
     """Return every request's logits (keep, vocab), or the error that ended its part of the pass.
 
-    One call of the model for each set of rotary frequencies that the requests need. Raises InvalidRequest if a cache appears
-    twice.
+    One call of the model (`Adapter.call_model`) for each set of rotary frequencies that the requests need, which `rope_regime`
+    names. `modelling` is the module whose function rotates keys. Raises InvalidRequest if a cache appears twice.
     """
     if len({id(request.kv_cache) for request in requests}) < len(requests):
         raise InvalidRequest(
             "a cache appears twice in one packed pass; each request needs a cache of its own"
         )
-    regimes = [model.rope_regime(int(request.positions.max()) + 1) for request in requests]
+    regimes = [rope_regime(int(request.positions.max()) + 1) for request in requests]
     results: dict[int, Tensor | Exception] = {}
     for regime in dict.fromkeys(regimes):
         numbers = [number for number, own in enumerate(regimes) if own == regime]
-        results |= zip(numbers, _run_together(model, [requests[n] for n in numbers]), strict=True)
+        plan = _PackedPlan([requests[number] for number in numbers], RotationRecorder(modelling))
+        results |= zip(numbers, _run_together(plan, call_model), strict=True)
     return [results[number] for number in range(len(requests))]
 
 
-def _run_together(model: PackingModel, requests: Sequence[PassRows]) -> list[Tensor | Exception]:
+def _run_together(plan: "_PackedPlan", call_model: Callable[..., Tensor]) -> list[Tensor | Exception]:
     with ExitStack() as stack:
-        for request in requests:
+        for request in plan.requests:
             if not request.appends:
-                stack.enter_context(request.kv_cache.writing(request.plan.rows, request.hook))
-        plan = _PackedPlan(requests, RotationRecorder(model.rotation.module))
-        found = model.call_model(
-            plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows
-        )
-    parts = found.split([request.keep for request in requests])
+                stack.enter_context(request.kv_cache.writing(request.plan.rows))
+        found = call_model(plan.ids, plan.positions, _PassThroughCache(), plan, plan.recorder, plan.kept_rows)
+    parts = found.split([request.keep for request in plan.requests])
     return [plan.errors.get(number, logits) for number, logits in enumerate(parts)]
 
 
@@ -86,48 +67,47 @@ class _PackedPlan:
 
     def __init__(self, requests: Sequence[PassRows], recorder: RotationRecorder) -> None:
         self.errors: dict[int, Exception] = {}
-        self._requests = requests
+        self.requests = requests
         self._edges = [0, *accumulate(request.ids.numel() for request in requests)]
-        self._captures = [request.kv_cache.capture is not None for request in requests]
-        unrotated = any(request.plan.needs_unrotated for request in requests)
-        self.recorder = recorder if unrotated or any(self._captures) else None
+        captures = any(request.kv_cache.capture is not None for request in requests)
+        self.recorder = recorder if captures else None
         self._shared: dict[tuple[int, ...], RowAttention] = {}
 
     @property
     def ids(self) -> Tensor:
         """Token ids of all rows, (rows,)."""
-        return torch.cat([request.ids for request in self._requests])
+        return torch.cat([request.ids for request in self.requests])
 
     @property
     def positions(self) -> Tensor:
         """Rotary positions of all rows, (rows,)."""
-        return torch.cat([request.positions for request in self._requests])
+        return torch.cat([request.positions for request in self.requests])
 
     @property
     def kept_rows(self) -> Tensor:
         """Indices of the rows whose logits are made, request by request."""
-        ends = zip(self._edges[1:], self._requests, strict=True)
+        ends = zip(self._edges[1:], self.requests, strict=True)
         kept = [torch.arange(end - request.keep, end) for end, request in ends]
-        return torch.cat(kept).to(self._requests[0].ids.device)
+        return torch.cat(kept).to(self.requests[0].ids.device)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write every request's new keys and values (1, G, T, D) to its cache and attend there, (1, H, T, D)."""
-        captured = None
-        if any(self._captures):
-            assert self.recorder is not None
-            captured = self.recorder.unrotated_key(call.keys)
+        captured = None if self.recorder is None else self.recorder.unrotated_key(call.keys)
         out = torch.zeros_like(call.query)
         in_place = []
         for number, (request, (start, end)) in enumerate(
-            zip(self._requests, pairwise(self._edges), strict=True)
+            zip(self.requests, pairwise(self._edges), strict=True)
         ):
             if number in self.errors:
                 continue
             own = slice(start, end)
-            if captured is not None and self._captures[number]:
-                _give_keys(request.kv_cache, captured[:, :, own])
+            capture = request.kv_cache.capture
+            if captured is not None and capture is not None:
+                assert isinstance(capture.recorder, GivenKeys)
+                capture.recorder.keys = captured[:, :, own]
+            query, keys, values = (each[:, :, own] for each in (call.query, call.keys, call.values))
             try:
-                done = self._attend_alone(request, _rows_of(call, own))
+                done = self._attend_alone(request, replace(call, query=query, keys=keys, values=values))
             except StopForward as stop:
                 self.errors[number] = stop.with_traceback(None)  # its frames would hold this plan: a cycle
                 continue
@@ -148,53 +128,30 @@ class _PackedPlan:
         if not isinstance(kv_cache, SharedSpanCache) or type(request.plan) is not RowPlan:
             keys, values = kv_cache.update(call.keys, call.values, call.layer)
             return request.plan.attend(replace(call, keys=keys, values=values))
-        kv_cache.write(call.layer, call.keys, call.values)
+        kv_cache.layers[call.layer].write(call.keys, call.values)
         if request.plan.hooks:
-            keys = kv_cache.layer_keys(call.layer, call.keys)
-            request.plan.notify_hooks(replace(call, keys=keys, values=keys))
+            keys, values = kv_cache.layer_kv(call.layer, call.keys)
+            request.plan.notify_hooks(replace(call, keys=keys, values=values))
         return None
 
     def _attend_in_place(self, call: AttentionCall, numbers: Sequence[int], out: Tensor) -> None:
         """Write the attention of the requests over shared spans to `out` (1, H, rows, D)."""
-        own = [self._requests[number] for number in numbers]
+        own = [self.requests[number] for number in numbers]
         attention = self._shared.get(tuple(numbers))
         if attention is None:
             rows = [request.plan.rows for request in own]
             attention = row_attention(rows, call.query.dtype, shared_spans=True)
             self._shared = {tuple(numbers): attention}
-        inputs = [
-            request.kv_cache.attention_input(call.layer)
-            for request in own
-            if isinstance(request.kv_cache, SharedSpanCache)
-        ]
-        everybody = len(numbers) == len(self._requests)
+        inputs = [request.kv_cache.layers[call.layer].attention_input() for request in own]
+        everybody = len(numbers) == len(self.requests)
         parts = [slice(self._edges[number], self._edges[number + 1]) for number in numbers]
         query = call.query if everybody else torch.cat([call.query[:, :, part] for part in parts], dim=2)
-        done = attention.attend(query, inputs, scaling=call.scaling, window=call.window, softcap=call.softcap)
+        done = attention.attend(query, inputs, call.settings)
         start = 0
         for part in parts:
             count = part.stop - part.start
             out[:, :, part] = done[:, :, start : start + count]
             start += count
-
-
-def _rows_of(call: AttentionCall, own: slice) -> AttentionCall:
-    """Return the call for some of its rows, with their new keys and values."""
-    unrotated = call.unrotated[:, :, own] if call.unrotated is not None else None
-    return replace(
-        call,
-        query=call.query[:, :, own],
-        keys=call.keys[:, :, own],
-        values=call.values[:, :, own],
-        unrotated=unrotated,
-    )
-
-
-def _give_keys(kv_cache: FusedCache, keys: Tensor) -> None:
-    """Give a cache that captures its rows what their keys (1, G, T, D) were before rotation."""
-    recorder = kv_cache.capture.recorder if kv_cache.capture is not None else None
-    assert isinstance(recorder, GivenKeys)
-    recorder.keys = keys
 
 
 class _PassThroughCache(Cache):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvweave.models.attention import attention_modules
 from kvweave.models.quantised import quantised_modules
+from kvweave.models.support import Geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,15 @@ class PassCost:
     windows: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Self:
+    def of(cls, model: PreTrainedModel, geometry: Geometry) -> Self:
         """Read a model's shape. Of a mixture of experts, count the experts that one row goes to."""
         config: Any = model.config.get_text_config(decoder=True)
-        layers = len(attention_modules(model))
-        heads = config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
         head = model.get_output_embeddings()
         return cls(
             per_row=2 * _weights_per_row(model, config),
-            per_key=4 * heads * width,
+            per_key=4 * config.num_attention_heads * geometry.head_width,
             per_logits=2 * head.weight.numel() if head is not None else 0,
-            windows=_windows(config, layers),
+            windows=geometry.windows or (None,) * geometry.layers,
         )
 
     def flops(self, rows: Tensor, logits: int) -> int:
@@ -66,11 +63,3 @@ def _weights_per_row(model: PreTrainedModel, config: Any) -> int:
             continue
         count += weight.numel() * (share if ".experts." in name else 1)
     return round(count)
-
-
-def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return (None,) * layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.hooks import UpdateHook
 
 PASS_S: Final = 0.5
 """Seconds that a pass with pieces of prompts should take: so long they delay a token. Where the weights alone take longer to
@@ -36,15 +35,9 @@ LEAST_PIECE, MOST_ROWS, FIRST_ROWS = 32, 4096, 256
 
 @dataclass(frozen=True, slots=True)
 class PassRows:
-    """One request's rows in a pass.
+    """One request's rows in a pass: their token ids and rotary positions (T,), and the `plan` by which they attend.
 
-    Attributes:
-        kv_cache: what the rows attend to, and where their K,V go.
-        ids, positions: token ids and rotary positions (T,).
-        plan: how they attend.
-        keep: the number of rows, from the end, whose logits are made.
-        appends: whether they follow what the cache holds; otherwise they are prompt rows.
-        hook: sees what every layer is about to replace.
+    The last `keep` rows' logits are made. Rows that `appends` follow what the cache holds; others are prompt rows.
     """
 
     kv_cache: FusedCache
@@ -53,7 +46,6 @@ class PassRows:
     plan: RowPlan
     keep: int = 1
     appends: bool = False
-    hook: UpdateHook | None = None
 
     def some(self, plan: RowPlan, keep: int = 1) -> "PassRows":
         """Return the rows of `plan` alone, a subset."""

@@ -176,7 +176,7 @@ def weights_named(bits: str, dtype: str, device: torch.device) -> WeightBits:
         raise InvalidRequest(
             f"weights in int4 are multiplied in bfloat16 on a GPU, not in {dtype}; leave --dtype out"
         )
-    return _named(bits) or "full"
+    return next((one for one in BITS if one == bits), "full")
 
 
 def _candidates(
@@ -184,9 +184,8 @@ def _candidates(
 ) -> Iterator[tuple[torch.dtype, WeightBits]]:
     """Yield dtypes and bits from the most to the least exact."""
     chosen = parse_dtype(dtype)
-    wanted = _named(bits)
     on_cpu = device.type == "cpu"
-    if wanted in (None, "full"):
+    if bits in ("auto", "full"):
         if chosen is not None:
             yield chosen, "full"
         elif on_cpu and (sizes.dtype == torch.float16 or not has_fast_matmul(device, sizes.dtype)):
@@ -194,15 +193,11 @@ def _candidates(
             yield sizes.dtype, "full"
         else:
             yield sizes.dtype, "full"
-    if wanted in ("int8", "int4"):
-        on_gpu = torch.bfloat16 if wanted == "int4" else chosen or sizes.dtype
-        yield torch.float32 if on_cpu else on_gpu, wanted
-    elif wanted is None and on_cpu and chosen in (None, torch.float32):
+    if bits in ("int8", "int4"):
+        on_gpu = torch.bfloat16 if bits == "int4" else chosen or sizes.dtype
+        yield torch.float32 if on_cpu else on_gpu, weights_named(bits, dtype, device)
+    elif bits == "auto" and on_cpu and chosen in (None, torch.float32):
         yield torch.float32, "int8"
-
-
-def _named(bits: str) -> WeightBits | None:
-    return next((one for one in BITS if one == bits), None)
 
 
 def _available_bytes(device: torch.device) -> int:

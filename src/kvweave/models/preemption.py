@@ -91,14 +91,7 @@ class PassLock:
 
 
 class LowPriority:
-    """Runs passes that stop when `preemption` asks for it.
-
-    Args:
-        layers: the model's decoder layers.
-        cost: the cost of its passes.
-        preemption: decides when to stop.
-        block_tokens: rows that run at once, at least 1.
-    """
+    """Runs passes that stop when `preemption` asks for it; arguments as for `Adapter.low_priority`."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from kvweave.models.chat_template import (
     SEPARATOR,
     ChatTemplate,
     Frame,
-    control_texts,
+    control_tokens,
     is_control,
 )
 from kvweave.models.text_prefix import Parts, without_prefix
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_LEAD", "DEFAULT_SYSTEM", "QUESTION_LEAD", "SEPARATOR", "PlainTokenizer", "PromptTemplate"]
 
 
+_SYSTEM_MARK: Final = "\x02system\x03"
+
+
 class PromptTemplate:
     """Renders prompts for one tokenizer."""
 
@@ -45,11 +48,12 @@ class PromptTemplate:
         self._plain = PlainTokenizer(tokenizer)  # for text from outside
         self._continuing = _Continuing.of(tokenizer)
         self._separator = self._plain.ids(SEPARATOR)
+        self._control = tuple(control_tokens(tokenizer).values())
 
     def render(self, prompt: Prompt) -> TokenizedPrompt:
         """Return the token ids and spans of a prompt; the system span may be empty, the question span never is."""
         frame = self._frame(prompt)
-        return self._render_after(self._template_ids(frame.head, starts=True, chat=frame.chat), prompt, frame)
+        return self._render_after(self._head_ids(frame, prompt.system), prompt, frame)
 
     def render_chat(
         self, messages: Sequence[Message], *, think: bool = False
@@ -62,11 +66,11 @@ class PromptTemplate:
         """
         count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
         system, turns = SEPARATOR.join(text for _, text in messages[:count]), messages[count:]
-        control = control_texts(self._tokenizer)
-        if self._chat.exists and not any(token in text for _, text in messages for token in control):
+        if self._chat.exists and not any(self._spells_control(text) for _, text in messages):
             text = self._chat.text(turns, system, think=think)
             return self._template_ids(text, starts=True, chat=True), self._chat.reply(text, think=think)
-        frame = self._chat.chat_frame(system, turns, think=think)
+        whole = [Message("system", system), *turns] if system else turns
+        frame = self._chat.chat_frame(whole, think=think)
         ids = list(self._template_ids(frame.head, starts=True, chat=frame.chat))
         self._append_turns(ids, frame)
         self._append(ids, frame.tail)
@@ -87,8 +91,7 @@ class PromptTemplate:
 
         A few templates write there whether the model may `think`.
         """
-        frame = self._chat.frame(system, think=think)
-        return self._template_ids(frame.head, starts=True, chat=frame.chat)
+        return self._head_ids(self._chat.frame(self._or_mark(system), think=think), system)
 
     @property
     def is_chat(self) -> bool:
@@ -187,11 +190,27 @@ class PromptTemplate:
 
     def _frame(self, prompt: Prompt) -> Frame:
         return self._chat.frame(
-            prompt.system,
+            self._or_mark(prompt.system),
             think=prompt.think,
             several_lines=prompt.several_lines,
             earlier=prompt.earlier,
         )
+
+    def _spells_control(self, text: str) -> bool:
+        return any(token in text for token in self._control)
+
+    def _or_mark(self, system: str | None) -> str | None:
+        """Return an instruction, or the mark that stands for it in a frame if it spells a control token."""
+        return _SYSTEM_MARK if system is not None and self._spells_control(system) else system
+
+    def _head_ids(self, frame: Frame, system: str | None) -> tuple[int, ...]:
+        """Return the ids before the chunks. A control token that the instruction spells stays text."""
+        before, mark, after = frame.head.partition(_SYSTEM_MARK)
+        ids = list(self._template_ids(before, starts=True, chat=frame.chat))
+        if mark and system is not None:
+            self._append(ids, system, plain=True)
+            self._append(ids, after)
+        return tuple(ids)
 
     def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
         """Tokenize the template's own text, control tokens included; a plain prompt that `starts` gets the model's BOS."""

@@ -69,12 +69,6 @@ class QuantisedLinear(nn.Module):
         product = self.packed.multiply(rows)
         return (product if self.bias is None else product.add_(self.bias)).view(shape)
 
-    def extra_repr(self) -> str:
-        """Describe the layer in the model's representation."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, {type(self.packed).__name__}"
-        )
-
 
 class QuantisedEmbedding(nn.Module):
     """Replaces `nn.Embedding`, and those that multiply by a fixed factor: 8 bits per number, a scale for every 32 numbers.
@@ -135,13 +129,16 @@ def _quantise_on_cpu(model: PreTrainedModel, bits: WeightBits) -> None:
                 if new is None:
                     continue
                 replaced[module] = new
-                _drop_weight(module)
+                module.register_parameter("weight", None)  # which the list of modules would keep
             setattr(parent, name, replaced[module])
     model.float()
     for kept in model.parameters():
         kept.data = kept.data.clone()  # what it was a view of, the mapped file, is no longer needed
     model.config.dtype = torch.float32
-    _return_free_memory()
+    with suppress(
+        OSError, AttributeError
+    ):  # return the temporary copies to the system, which glibc keeps otherwise
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _quantised(module: nn.Module, bits: WeightBits) -> nn.Module | None:
@@ -154,17 +151,6 @@ def _quantised(module: nn.Module, bits: WeightBits) -> nn.Module | None:
         if plain or isinstance(factor, Tensor):
             return QuantisedEmbedding(module, factor)
     return None
-
-
-def _drop_weight(module: nn.Module) -> None:
-    """Release a replaced module's weight, which the caller's list of modules would keep."""
-    module.register_parameter("weight", None)
-
-
-def _return_free_memory() -> None:
-    """Return freed temporary copies to the system, which glibc keeps otherwise."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def quantised_modules(model: nn.Module) -> dict[str, Any]:

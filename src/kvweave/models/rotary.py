@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class LayerRotation:
 
 
 class RotationRecorder(AbstractContextManager["RotationRecorder"]):
-    """While active, records the arguments of this thread's latest rotation: query, key and cos.
+    """While active, records the arguments of this thread's latest rotation: key and cos.
 
     On entry the modelling module's function is replaced by a recording one, and on exit it is put back, errors
     included. Passes of other threads run through it unrecorded. Each recorded rotation can be read once, so that a layer
@@ -44,7 +44,6 @@ class RotationRecorder(AbstractContextManager["RotationRecorder"]):
         self._module = module
         self._thread = 0
         self._original: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self._query: Tensor | None = None
         self._key: tuple[Tensor, Tensor] | None = None
 
     def __enter__(self) -> "RotationRecorder":
@@ -58,7 +57,7 @@ class RotationRecorder(AbstractContextManager["RotationRecorder"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         setattr(self._module, APPLY_NAME, self._original)
-        self._query = self._key = None
+        self._key = None
         _PATCH_LOCK.release()
 
     def pop_key(self) -> tuple[Tensor, Tensor] | None:
@@ -69,28 +68,19 @@ class RotationRecorder(AbstractContextManager["RotationRecorder"]):
     def unrotated_key(self, rotated: Tensor) -> Tensor:
         """Return what a layer's rotated key (B, G, T, D) was before its rotation; the key itself for NoPE."""
         recorded = self.pop_key()
-        return rotated if recorded is None else _whole_heads(rotated, recorded[0])
-
-    def unrotated_query(self, rotated: Tensor) -> Tensor:
-        """Return what a layer's rotated query (B, H, T, D) was before its rotation; the query itself for NoPE."""
-        recorded, self._query = self._query, None
-        return rotated if recorded is None else _whole_heads(rotated, recorded)
+        if recorded is None:
+            return rotated
+        before = recorded[0]
+        turning = before.shape[-1]  # of the head dims; the others follow
+        return before if turning == rotated.shape[-1] else torch.cat([before, rotated[..., turning:]], dim=-1)
 
     def _record_and_apply(
         self, q: Tensor, k: Tensor, cos: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         assert self._original is not None
         if threading.get_ident() == self._thread:
-            self._query, self._key = q, (k, cos)
+            self._key = k, cos
         return self._original(q, k, cos, *args, **kwargs)
-
-
-class UnrotatedKeys(Protocol):
-    """Knows what a layer's new keys were before their rotation."""
-
-    def unrotated_key(self, rotated: Tensor) -> Tensor:
-        """Return what a layer's rotated key (B, G, T, D) was before its rotation."""
-        ...
 
 
 class GivenKeys:
@@ -103,19 +93,13 @@ class GivenKeys:
         return self.keys
 
 
-def _whole_heads(rotated: Tensor, before: Tensor) -> Tensor:
-    """Return the head dims before rotation, followed by those that never turn, (B, heads, T, D)."""
-    width = before.shape[-1]
-    return before if width == rotated.shape[-1] else torch.cat([before, rotated[..., width:]], dim=-1)
-
-
 class RowCapture:
     """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
 
     `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. Owned by the request.
     """
 
-    def __init__(self, recorder: "UnrotatedKeys", layers: int, length: int) -> None:
+    def __init__(self, recorder: RotationRecorder | GivenKeys, layers: int, length: int) -> None:
         self.kv: Tensor | None = None
         self.recorder = recorder
         self._layers, self._length = layers, length

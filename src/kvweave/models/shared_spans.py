@@ -98,11 +98,7 @@ class SpanPool:
 class SharedSpanCache(FusedCache):
     """A request's KV over shared spans; see FusedCache.
 
-    Args:
-        layers, length, positions: as for FusedCache.
-        spans: the stored KV in prompt order.
-        shared: the same spans, shared with other requests.
-        angles: as for FusedCache, for passes that need KV of their own.
+    `shared` are the `spans`, shared with other requests; `angles` are for passes that need KV of their own.
     """
 
     def __init__(
@@ -114,10 +110,13 @@ class SharedSpanCache(FusedCache):
         angles: Angles,
         positions: Tensor,
     ) -> None:
-        super().__init__(layers, length, spans, angles, positions, SharedSpanLayer)
-        own = OwnRows(length, positions.device)
-        for layer in self.layers:
-            layer.spans, layer.own = tuple(shared), own
+        self._spans: tuple[SharedSpan, ...] = tuple(shared)
+        self._own = OwnRows(length, positions.device)
+        super().__init__(layers, length, spans, angles, positions)
+        self._spans = ()  # the layers hold them, until they own all of their KV
+
+    def _new_layer(self, index: int) -> FusedCacheLayer:
+        return SharedSpanLayer(self._shared, index, self._spans, self._own)
 
     def load(self, layer_s: float | None) -> None:
         """For None, load, rotate and place all layers, so that no pass has to; otherwise as FusedCache does."""
@@ -129,20 +128,6 @@ class SharedSpanCache(FusedCache):
             for span in layer.spans:
                 span.layer(index)
         self._shared.place_s += time.perf_counter() - began
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write a pass' new rows (1, G, T, D) to a layer."""
-        self.layers[layer].write(keys, values)
-
-    def attention_input(self, layer: int) -> AttentionInput:
-        """Return what rows attend to at a layer."""
-        found: AttentionInput = self.layers[layer].attention_input()
-        return found
-
-    @property
-    def own_bytes(self) -> int:
-        """The memory of this request's own rows."""
-        return sum(layer.own_bytes for layer in self.layers)
 
     def truncate_prompt(self, tokens: int) -> None:
         """Continue from the first `tokens` positions, on KV of the request's own."""
@@ -178,10 +163,11 @@ class SharedSpanLayer(FusedCacheLayer):
     shared span has, so that all layers have the same own rows.
     """
 
-    def __init__(self, shared: SharedLayerState, index: int) -> None:
+    def __init__(
+        self, shared: SharedLayerState, index: int, spans: tuple[SharedSpan, ...], own: OwnRows
+    ) -> None:
         super().__init__(shared, index)
-        self.spans: tuple[SharedSpan, ...] = ()
-        self.own: OwnRows | None = None
+        self.spans, self.own = spans, own
         self._unshared = False
         self._written = 0  # prompt rows that hold something
 
@@ -199,14 +185,11 @@ class SharedSpanLayer(FusedCacheLayer):
         """Write new rows (1, G, T, D)."""
         shared = self._shared
         self._make_buffers(key_states, value_states)
-        assert self.own is not None
         if shared.rows is None:
             start = self.own.positions.numel() + self.appended
             self.appended += key_states.shape[2]
             places = torch.arange(start, start + key_states.shape[2], device=key_states.device)
         else:
-            if shared.update_hook is not None:
-                shared.update_hook.on_layer(self._as_update(shared.rows, key_states, value_states))
             if shared.capture is not None:
                 shared.capture.record(self._index, shared.rows, key_states, value_states)
             places = self.own.take(shared.rows)
@@ -216,7 +199,6 @@ class SharedSpanLayer(FusedCacheLayer):
 
     def attention_input(self) -> AttentionInput:
         """Return the shared spans and the request's own rows, which replace shared ones at their positions."""
-        assert self.own is not None
         self._fill()
         prompt = self.own.positions
         appended = torch.arange(self._shared.length, self._length, device=prompt.device)
@@ -225,17 +207,13 @@ class SharedSpanLayer(FusedCacheLayer):
         shared = tuple(span.layer(self._index) for span in self.spans)
         return AttentionInput(shared, own, prompt)
 
-    @property
-    def own_bytes(self) -> int:
-        """The memory of the request's own rows."""
-        return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
-
-    def prompt_keys(self, like: Tensor) -> Tensor:
-        """Return this layer's keys of all prompt positions, (1, G, N, D); see `FusedCache.layer_keys`."""
+    def prompt_kv(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this layer's keys and values of all prompt positions; see `FusedCache.layer_kv`."""
         if self._unshared:
-            return super().prompt_keys(like)
+            return super().prompt_kv(like)
         self._make_buffers(like, like)
-        return self._merged()[0][:, :, : self._shared.length]
+        keys, values = self._merged()
+        return keys[:, :, : self._shared.length], values[:, :, : self._shared.length]
 
     def pop_kv(self) -> tuple[Tensor, Tensor] | None:
         """Return all keys and values (G, N, D) and drop the buffers; None if nothing was written."""
@@ -274,7 +252,6 @@ class SharedSpanLayer(FusedCacheLayer):
 
     def _fill(self) -> None:
         """Make room for all own rows; those that nothing has written here get what the shared spans have, or zeros."""
-        assert self.own is not None
         prompt = self.own.positions
         used = prompt.numel() + self.appended
         if used > self.keys.shape[2]:
@@ -295,22 +272,6 @@ class SharedSpanLayer(FusedCacheLayer):
                 self.values[:, :, self._written + inside] = stored.values[:, :, rows]
         self._written = prompt.numel()
 
-    def _as_update(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Any:
-        merged = _MergedLayer(self._shared, self._index, *self._merged())
-        return merged.as_update(rows, key_states, value_states)
-
     def _merged(self) -> tuple[Tensor, Tensor]:
         """Return new keys and values of all positions held, (1, G, N, D)."""
         return merge_spans(self.attention_input(), self._length)
-
-
-class _MergedLayer(FusedCacheLayer):
-    """A layer's merged keys and values, for the hook that compares new rows with stale ones."""
-
-    def __init__(self, shared: SharedLayerState, index: int, keys: Tensor, values: Tensor) -> None:
-        super().__init__(shared, index)
-        self.keys, self.values = keys, values
-
-    def as_update(self, rows: Tensor, key_states: Tensor, value_states: Tensor) -> Any:
-        """Return what the layer is about to replace."""
-        return super()._as_update(rows, key_states, value_states)

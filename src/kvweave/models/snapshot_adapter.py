@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.adapter import Adapter
-from kvweave.models.fingerprint import WatchedFingerprint
+from kvweave.models.fingerprint import ModelMemory, WatchedFingerprint
 from kvweave.models.model_state import (
     KINDS,
     ModelState,
@@ -30,7 +30,6 @@ from kvweave.models.model_state import (
     restore,
 )
 from kvweave.models.prompt import PromptTemplate, check_length
-from kvweave.models.remembered import ModelMemory
 from kvweave.models.rotary import rope_regime
 from kvweave.models.support import context_tokens
 from kvweave.types import ModelFingerprint

@@ -12,9 +12,8 @@ from typing import Final
 
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.hub import cached_folder, folder_without_hub
-from kvweave.models.gguf.conversions import Conversions, file_stamps
+from kvweave.models.gguf.conversions import Conversions, current_report, file_stamps
 from kvweave.models.gguf.header import first_parts, is_gguf, parts_of, siblings
-from kvweave.models.gguf.reporting import current_report
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,10 +32,11 @@ _NO_MODEL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that transformers loads, and the name that the model is recorded and reopened under."""
+    """Where transformers finds a model, a folder or a hub id, and the name that the model is recorded and reopened under."""
 
-    folder: Path
+    place: str
     name: str
+    shipped: bool = False
 
 
 def gguf_folder(name: str, home: Path) -> ModelFolder | None:
@@ -80,16 +80,16 @@ def _converted(name: str, parts: Sequence[Path], home: Path) -> ModelFolder:
         folder = conversions.convert(
             name, stamps, lambda empty: conversion.write(empty, report), conversion.needed_bytes, report
         )
-    return ModelFolder(folder, name)
+    return ModelFolder(str(folder), name)
 
 
 def _without_file(path: Path, home: Path) -> ModelFolder:
     """Return what a file that is gone was converted into; raises ModelNotFound if it was not."""
-    folder = Conversions(home).find_without_file(str(path))
+    folder = Conversions(home).find(str(path))
     if folder is None:
         raise ModelNotFound(f"{path} does not exist; name the GGUF file where it is now")
     _LOG.warning("%s does not exist any more; using what it was converted into, %s", path, folder)
-    return ModelFolder(folder, str(path))
+    return ModelFolder(str(folder), str(path))
 
 
 def _model_in(folder: Path) -> Path | None:
@@ -118,9 +118,9 @@ def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolde
     from huggingface_hub import hf_hub_download
 
     # What was once chosen stays chosen, until `kvweave cache clear`: stored KV fits no other file, and the hub may be far away.
-    before = Conversions(home).find_without_file(name)
+    before = Conversions(home).find(name)
     if before is not None:
-        return ModelFolder(before, name)
+        return ModelFolder(str(before), name)
     folder, files, why = _repo_files(repo)
     if not files:
         raise ModelNotFound(

@@ -63,6 +63,16 @@ class Geometry:
         return self.layers * 2 * self.kv_heads * self.head_width * self.dtype.itemsize
 
 
+CRITICAL_LAYERS = 3
+"""How many layers count as those whose attention best predicts what decoding attends to."""
+
+
+def middle_layers(layers: int) -> tuple[int, ...]:
+    """Return the CRITICAL_LAYERS middle layers of a model with this number of layers, or all if it has fewer."""
+    first = max(0, (layers - CRITICAL_LAYERS) // 2)
+    return tuple(range(first, min(layers, first + CRITICAL_LAYERS)))
+
+
 def probe(model: PreTrainedModel) -> tuple[Geometry, Rotation]:
     """Run the model once over a few tokens and return its geometry and rotation.
 
@@ -164,7 +174,7 @@ class _RecordingCache(DynamicCache):
 
     def on_layer(self, queries: LayerQueries) -> None:
         """Record the window with which a layer attends."""
-        self.windows[queries.layer] = queries.window
+        self.windows[queries.layer] = queries.settings.window
 
 
 def _run_probe(model: PreTrainedModel, module: ModuleType) -> _RecordingCache:

@@ -1,9 +1,9 @@
-"""The definition of attention of chosen query rows over a prompt that is partly stored and partly computed.
+"""Attention of chosen query rows over a prompt that is partly stored and partly computed.
 
 `AttentionInput` describes the prompt as storage sees it: spans that are shared and read-only, the rows of this request
-alone, and the shared rows that are stale because a private row replaces them. `attend_reference` follows that description
-literally. `RowAttention` is the interface of every implementation, for the requests of one pass; tests compare each with the
-reference. `merge_spans` lays the description out in prompt order for kernels that need contiguous keys.
+alone, and the shared rows that are stale because a private row replaces them. `RowAttention` says what attention over it
+is; tests compare each implementation with that definition, written out in float32. `merge_spans` lays the description out
+in prompt order for kernels that need contiguous keys.
 
 Tensor letters: B batch, H query heads, G KV heads, T query rows, S stored tokens, D head width.
 The logits of such attention are here too, written out, for ops that need weights or sums of them. Nothing here knows models,
@@ -51,6 +51,15 @@ class AttentionInput:
         return (*self.shared, self.private)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """How a layer attends: the factor of its logits, its sliding window in tokens, and the soft cap on its logits."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+
+
 class RowAttention(Protocol):
     """Attention of the packed rows of several requests; made for one pass, used at every layer of it.
 
@@ -58,93 +67,20 @@ class RowAttention(Protocol):
     they share. Made from `rows`, one ascending (T,) for each request.
     """
 
-    def attend(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Do what `attend_reference` defines, for each request's rows over its own input; changes no argument.
+    def attend(self, query: Tensor, sources: Sequence[AttentionInput], settings: AttentionSettings) -> Tensor:
+        """Softmax attention of each request's rows over its own input (FusionRAG §4.3, Q-Sparse-Attn); changes no argument.
 
-        Query (1, H, ΣT, D) holds the rows of all requests in order; `sources` has one input for each. Keys and values may
-        change from layer to layer, their positions may not. Returns (1, H, ΣT, D) in the query's dtype.
+        A row at position t sees every key at a position ≤ t that is not skipped and, with a sliding window, at a position
+        > t − window. Query (1, H, ΣT, D) holds the rows of all requests in order; `sources` has one input for each. Keys
+        and values may change from layer to layer, their positions may not. Returns (1, H, ΣT, D) in the query's dtype.
         """
         ...
-
-
-def attend_reference(
-    query: Tensor,
-    rows: Tensor,
-    source: AttentionInput,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """Softmax attention in float32, straight from the definition (FusionRAG §4.3, Q-Sparse-Attn).
-
-    Query (B, H, T, D) is at prompt positions `rows` (T,). Row t sees every key at a position ≤ t that is not
-    skipped and, with a sliding `window`, at a position > t − window. Returns (B, H, T, D) in the query's dtype.
-    """
-    stored = without_skipped(source)
-    keys, values, positions = stored.keys, stored.values, stored.positions
-    visible = positions[None, :] <= rows[:, None]  # (T, S)
-    if window is not None:
-        visible &= positions[None, :] > rows[:, None] - window
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (x.float().repeat_interleave(groups, dim=1) for x in (keys, values))  # (B, H, S, D)
-    logits = apply_softcap(query.float() @ keys.transpose(2, 3) * scaling, softcap)  # (B, H, T, S)
-    weights = logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return (weights @ values).to(query.dtype)
-
-
-class ReferenceAttention:
-    """`attend_reference`, request by request: slow, for comparison."""
-
-    def __init__(self, rows: Sequence[Tensor]) -> None:
-        self._rows = rows
-
-    def attend(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """See RowAttention."""
-        parts = zip(split_packed(query, self._rows), self._rows, sources, strict=True)
-        return torch.cat(
-            [
-                attend_reference(q, rows, own, scaling=scaling, window=window, softcap=softcap)
-                for q, rows, own in parts
-            ],
-            dim=2,
-        )
 
 
 def split_packed(query: Tensor, rows: Sequence[Tensor]) -> list[Tensor]:
     """Return each request's share (1, H, T, D) of a packed query, as views."""
     ends = accumulate(own.numel() for own in rows)
     return [query[:, :, end - own.numel() : end] for own, end in zip(rows, ends, strict=True)]
-
-
-def without_skipped(source: AttentionInput) -> KVRows:
-    """Return every row that may be seen, shared ones first, without the skipped ones; new tensors."""
-    kept = [~torch.isin(span.positions, source.skip) for span in source.shared]
-    spans = [
-        *zip(source.shared, kept, strict=True),
-        (source.private, torch.ones_like(source.private.positions) > 0),
-    ]
-    return KVRows(
-        keys=torch.cat([span.keys[:, :, keep] for span, keep in spans], dim=2),  # (B, G, S, D)
-        values=torch.cat([span.values[:, :, keep] for span, keep in spans], dim=2),
-        positions=torch.cat([span.positions[keep] for span, keep in spans]),
-    )
 
 
 def in_prompt_order(source: AttentionInput) -> tuple[Tensor, Tensor]:
@@ -216,9 +152,7 @@ def visible_keys(rows: Tensor, first: int, end: int, window: int | None) -> Tens
     return visible
 
 
-def masked_logits(
-    query: Tensor, keys: Tensor, visible: Tensor, *, scaling: float, softcap: float | None
-) -> Tensor:
+def masked_logits(query: Tensor, keys: Tensor, visible: Tensor, settings: AttentionSettings) -> Tensor:
     """Return the logits of query (B, H, R, D) on keys (B, G, S, D), −inf where `visible` (R, S) is false.
 
     Made in the query's dtype, as attention makes them. Returns (B, H, R, S), float32, owned by the caller.
@@ -227,9 +161,9 @@ def masked_logits(
     # Heads that share keys follow each other: fold them into the rows instead of repeating the keys.
     folded = query.reshape(batch, keys.shape[1], -1, width)  # (B, G, H/G · R, D)
     logits = (folded @ keys.transpose(2, 3)).float()
-    logits = logits.reshape(batch, heads, rows, -1).mul_(scaling)  # (B, H, R, S)
-    if softcap is not None:
-        logits = logits.div_(softcap).tanh_().mul_(softcap)
+    logits = logits.reshape(batch, heads, rows, -1).mul_(settings.scaling)  # (B, H, R, S)
+    if settings.softcap is not None:
+        logits = logits.div_(settings.softcap).tanh_().mul_(settings.softcap)
     # A question sees all of its context. On a GPU the check would wait for the device.
     if visible.is_cpu and bool(visible.all()):
         return logits

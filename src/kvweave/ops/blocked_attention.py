@@ -1,4 +1,4 @@
-"""Attention of chosen rows by PyTorch's fused kernel, in blocks of rows. Both classes do what `attend_reference` defines.
+"""Attention of chosen rows by PyTorch's fused kernel, in blocks of rows. Both classes are a `RowAttention`.
 
 `SplitAttention` is the one for CPUs: fused attention without a mask over most keys, with a mask over the few between the rows.
 Ascending rows are cut into blocks. Keys that all rows of a block see need no mask. The rest are the keys between the
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kvweave.ops.attention import (
     AttentionInput,
+    AttentionSettings,
     apply_softcap,
     in_prompt_order,
     split_packed,
@@ -54,20 +55,12 @@ class SplitAttention:
         self._softcapped = BlockedAttention(rows, dtype)
         self._blocks: dict[tuple[int | None, int, int], list[_Blocks]] = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, sources: Sequence[AttentionInput], settings: AttentionSettings) -> Tensor:
         """Attend request by request; see RowAttention."""
-        if softcap is not None:
-            return self._softcapped.attend(query, sources, scaling=scaling, window=window, softcap=softcap)
+        if settings.softcap is not None:
+            return self._softcapped.attend(query, sources, settings)
         kv_heads = sources[0].private.keys.shape[1]
-        shape = (window, query.shape[1] // kv_heads, kv_heads)
+        shape = (settings.window, query.shape[1] // kv_heads, kv_heads)
         if shape not in self._blocks:
             self._blocks[shape] = [_Blocks(rows, *shape, self._dtype) for rows in self._rows]
         out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
@@ -80,7 +73,7 @@ class SplitAttention:
         )
         for own_query, own_out, own, blocks in requests:
             keys, values = map(with_contiguous_rows, in_prompt_order(own))
-            _attend(own_query[0], keys, values, blocks, scaling, own_out[0])
+            _attend(own_query[0], keys, values, blocks, settings.scaling, own_out[0])
         return out
 
 
@@ -209,20 +202,13 @@ class BlockedAttention:
         self._dtype = dtype
         self._blocks: dict[int | None, list[RowBlocks]] = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, sources: Sequence[AttentionInput], settings: AttentionSettings) -> Tensor:
         """Attend request by request; see RowAttention."""
+        window = settings.window
         if window not in self._blocks:
             self._blocks[window] = [RowBlocks(rows, window=window, dtype=self._dtype) for rows in self._rows]
         requests = zip(split_packed(query, self._rows), sources, self._blocks[window], strict=True)
-        parts = [attend_rows(q, own, blocks, scaling=scaling, softcap=softcap) for q, own, blocks in requests]
+        parts = [attend_rows(q, own, blocks, settings) for q, own, blocks in requests]
         return torch.cat(parts, dim=2) if len(parts) != 1 else parts[0]
 
 
@@ -286,9 +272,9 @@ def additive_mask(rows: Tensor, positions: Tensor, window: int | None, dtype: to
 
 
 def attend_rows(
-    query: Tensor, source: AttentionInput, rows: RowBlocks, *, scaling: float, softcap: float | None = None
+    query: Tensor, source: AttentionInput, rows: RowBlocks, settings: AttentionSettings
 ) -> Tensor:
-    """Attend block by block: what `attend_reference` defines, for query (B, H, T, D) at the positions of `rows`.
+    """Attend block by block, query (B, H, T, D) at the positions of `rows`; these have the window.
 
     `source` must cover every position up to a row's own, and private rows must replace the skipped ones.
     Keys are read in prompt order: shared spans are merged first. Pass merged ones if several passes or layers use
@@ -301,8 +287,8 @@ def attend_rows(
         k = keys[:, :, block.key_start : block.key_end]  # (B, G, keys, D)
         v = values[:, :, block.key_start : block.key_end]
         mask = rows.mask(block)
-        if softcap is not None:
-            parts.append(attend_softcap(q, k, v, mask, block.causal, scaling, softcap))
+        if settings.softcap is not None:
+            parts.append(attend_softcap(q, k, v, mask, block.causal, settings))
             continue
         parts.append(
             F.scaled_dot_product_attention(
@@ -311,7 +297,7 @@ def attend_rows(
                 v,
                 attn_mask=mask,
                 is_causal=block.causal,
-                scale=scaling,
+                scale=settings.scaling,
                 enable_gqa=q.shape[1] != k.shape[1],
             )
         )
@@ -324,8 +310,7 @@ def attend_softcap(
     values: Tensor,
     mask: Tensor | None,
     causal: bool,
-    scaling: float,
-    softcap: float,
+    settings: AttentionSettings,
 ) -> Tensor:
     """Attend with soft-capped logits (Gemma 2), which the fused kernels lack.
 
@@ -334,8 +319,8 @@ def attend_softcap(
     """
     groups = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
-    logits = (query @ keys.transpose(2, 3)).float() * scaling  # (B, H, T, S)
-    logits = apply_softcap(logits, softcap)
+    logits = (query @ keys.transpose(2, 3)).float() * settings.scaling  # (B, H, T, S)
+    logits = apply_softcap(logits, settings.softcap)
     if causal:
         rows, count = logits.shape[-2:]
         later = torch.ones(rows, count, dtype=torch.bool, device=logits.device).triu(count - rows + 1)

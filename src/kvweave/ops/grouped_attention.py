@@ -13,12 +13,10 @@ from torch import Tensor
 
 from kvweave.errors import InvalidRequest
 from kvweave.ops.attention import (
-    AttentionInput,
-    apply_softcap,
+    AttentionSettings,
     masked_logits,
     rows_per_block,
     visible_keys,
-    without_skipped,
 )
 
 
@@ -53,14 +51,11 @@ def attend_grouped(
     keys: Tensor,
     values: Tensor,
     group: ContextGroup,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    settings: AttentionSettings,
 ) -> Tensor:
-    """Do what `attend_grouped_reference` defines, over keys and values (B, G, S, D) in prompt order from position 0.
+    """Attend to the group and to all other keys, each by its own softmax, and merge both (APE).
 
-    Writes logits out, block by block of rows: meant for a question's rows, not for a prompt's. Returns
+    Query (B, H, T, D) is at prompt positions `rows` (T,), keys and values (B, G, S, D) in prompt order from position 0. Writes logits out, block by block of rows: meant for a question's rows, not for a prompt's. Returns
     (B, H, T, D).
     """
     batch, heads, count, width = query.shape
@@ -68,8 +63,8 @@ def attend_grouped(
     parts = [query[:, :, :0]]
     for start in range(0, count, block):
         q = query[:, :, start : start + block]
-        visible = visible_keys(rows[start : start + block], 0, keys.shape[2], window)
-        logits = masked_logits(q, keys, visible, scaling=scaling, softcap=softcap)
+        visible = visible_keys(rows[start : start + block], 0, keys.shape[2], settings.window)
+        logits = masked_logits(q, keys, visible, settings)
         weights = _merge_groups(logits, group).softmax(dim=-1).to(query.dtype)
         folded = weights.reshape(batch, keys.shape[1], -1, keys.shape[2]) @ values  # (B, G, H/G · rows, D)
         parts.append(folded.reshape(batch, heads, -1, width))
@@ -87,39 +82,3 @@ def _merge_groups(logits: Tensor, group: ContextGroup) -> Tensor:
     mass = context.logsumexp(dim=-1, keepdim=True)
     context += torch.where(mass.isfinite(), (group.scale * group.temperature - 1) * mass, 0.0)
     return logits
-
-
-def attend_grouped_reference(
-    query: Tensor,
-    rows: Tensor,
-    source: AttentionInput,
-    group: ContextGroup,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """Two softmaxes and their merge in float32, straight from the definition (APE).
-
-    Arguments, visibility and the result (B, H, T, D) are as in `attend_reference`. Every row must see itself.
-    """
-    stored = without_skipped(source)
-    heads = query.shape[1] // stored.keys.shape[1]
-    keys, values = (x.float().repeat_interleave(heads, dim=1) for x in (stored.keys, stored.values))
-    logits = apply_softcap(query.float() @ keys.transpose(2, 3) * scaling, softcap)  # (B, H, T, S)
-    visible = stored.positions[None, :] <= rows[:, None]  # (T, S)
-    if window is not None:
-        visible &= stored.positions[None, :] > rows[:, None] - window
-    context = (stored.positions >= group.first) & (stored.positions < group.end)  # (S,)
-
-    outputs, masses = [], []
-    for members, temperature, scale in (
-        (context, group.temperature, group.scale * group.temperature),
-        (~context, 1.0, 1.0),
-    ):
-        own = (logits / temperature).masked_fill(~(visible & members), float("-inf"))
-        weights = own.softmax(dim=-1).nan_to_num(0.0)  # zeros where a row sees none of the group
-        outputs.append(weights @ values)
-        masses.append(own.logsumexp(dim=-1) * scale)  # (B, H, T)
-    shares = torch.stack(masses).softmax(dim=0)[..., None]
-    return (shares[0] * outputs[0] + shares[1] * outputs[1]).to(query.dtype)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, KVRows, with_contiguous_rows
+from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, with_contiguous_rows
 
 PAGE_ROWS = 64
 BLOCK_QUERIES = 64  # rows times the heads that share keys, handled by one program
@@ -90,15 +90,7 @@ class PagedAttention:
         self._pages: Pages | None = None
         self._blocks: dict[int, Tensor] = {}  # by their size
 
-    def attend(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, sources: Sequence[AttentionInput], settings: AttentionSettings) -> Tensor:
         """Attend in one launch over all requests; see RowAttention."""
         assert query.shape[0] == 1
         spans = spans_of(sources)
@@ -124,9 +116,9 @@ class PagedAttention:
             pages.bounds,
             addresses,
             strides,
-            scaling,
-            UNLIMITED if window is None else window,
-            0.0 if softcap is None else softcap,
+            settings.scaling,
+            UNLIMITED if settings.window is None else settings.window,
+            0.0 if settings.softcap is None else settings.softcap,
             query.shape[2],
             width,
             group=group,
@@ -134,7 +126,7 @@ class PagedAttention:
             block_width=max(16, triton.next_power_of_2(width)),
             page_rows=PAGE_ROWS,
             hidden=HIDDEN,
-            capped=softcap is not None,
+            capped=settings.softcap is not None,
         )
         del tensors  # the addresses point into them, so they must live until the launch is queued
         return out

@@ -197,25 +197,6 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     return packed
 
 
-def dequantise_reference(packed: QuantisedKV, layer: int) -> Tensor:
-    """Decode one layer, (2, G, S, D), number by number from the definition: the reference for `QuantisedKV.layer`."""
-    decoded = torch.empty(packed.shape[1:], dtype=packed.dtype)
-    half = packed.codes.shape[-1]
-    for part, head, token, channel in torch.cartesian_prod(*map(torch.arange, decoded.shape)).tolist():
-        code = int(packed.codes[layer, part, head, token, channel % half])
-        if packed.storage == "int4":
-            code = code >> 4 if channel >= half else code & 15
-        low, step = (
-            (packed.key_low[layer, head, 0, channel], packed.key_step[layer, head, 0, channel])
-            if part == 0
-            else (packed.value_low[layer, head, token, 0], packed.value_step[layer, head, token, 0])
-        )
-        decoded[part, head, token, channel] = low.double() + code * step.double()
-    for index, token in enumerate(packed.outlier_tokens[layer].tolist()):
-        decoded[:, :, token] = packed.outlier_rows[layer, :, :, index]
-    return decoded
-
-
 def _key_ranges(keys: Tensor, is_outlier: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Return low and step, (L, G, 1, D) float32, of the tokens that are no outliers; `is_outlier` is (L, 1, S, 1)."""
     if bool(is_outlier.all()):  # at most one token

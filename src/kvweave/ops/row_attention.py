@@ -1,4 +1,4 @@
-"""`row_attention` chooses the implementation that attends for the rows of a pass; see `attend_reference` for what it computes."""
+"""`row_attention` chooses the implementation that attends for the rows of a pass; see `RowAttention` for what it computes."""
 
 import importlib.util
 from collections.abc import Sequence

@@ -10,66 +10,48 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvweave.ops.attention import masked_logits, rows_per_block, visible_keys
+from kvweave.ops.attention import AttentionSettings, masked_logits, rows_per_block, visible_keys
 
 
 def mean_attention(
     query: Tensor,
     rows: Tensor,
     keys: Tensor,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    settings: AttentionSettings,
     columns: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return the softmax weights of query rows on keys, averaged over rows and heads.
 
     Query (B, H, R, D) is at prompt positions `rows` (R,), keys (B, G, S, D) at 0 … S − 1; visibility is that of
-    `ops.attention.attend_reference`. With `columns` (first, end) the softmax runs over those keys
+    `RowAttention`. With `columns` (first, end) the softmax runs over those keys
     alone; a row that sees none of them counts as zeros. Logits are made in the query's dtype, as attention
     makes them, and the softmax in float32. Returns (B, end − first), float32.
     """
     first, end = columns or (0, keys.shape[2])
     batch, heads, count, _ = query.shape
     total = torch.zeros(batch, end - first, device=keys.device)
-    for weights in _weights(query, rows, keys, scaling, window, softcap, (first, end)):
+    for weights in _weights(query, rows, keys, settings, (first, end)):
         total += weights.sum(dim=(1, 2))
     return total / max(1, heads * count)
 
 
-def peak_attention(
-    query: Tensor,
-    rows: Tensor,
-    keys: Tensor,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+def peak_attention(query: Tensor, rows: Tensor, keys: Tensor, settings: AttentionSettings) -> Tensor:
     """Return the largest softmax weight of any query row and head on each key, (B, S), float32; else as `mean_attention`."""
     peak = torch.zeros(query.shape[0], keys.shape[2], device=keys.device)
-    for weights in _weights(query, rows, keys, scaling, window, softcap, (0, keys.shape[2])):
+    for weights in _weights(query, rows, keys, settings, (0, keys.shape[2])):
         peak = torch.maximum(peak, weights.amax(dim=(1, 2)))
     return peak
 
 
 def attention_shares(
-    query: Tensor,
-    rows: Tensor,
-    keys: Tensor,
-    parts: Tensor,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    query: Tensor, rows: Tensor, keys: Tensor, parts: Tensor, settings: AttentionSettings
 ) -> Tensor:
     """Return the share of each query row's attention on parts of the keys, averaged over heads; else as `mean_attention`.
 
     `parts` (S, P) is 1 where a key belongs to a part. Returns (B, R, P), float32.
     """
     shares = [torch.zeros(query.shape[0], 0, parts.shape[1], device=keys.device)]
-    for weights in _weights(query, rows, keys, scaling, window, softcap, (0, keys.shape[2])):
+    for weights in _weights(query, rows, keys, settings, (0, keys.shape[2])):
         shares.append(weights.mean(dim=1) @ parts.float())  # (B, rows, P)
     return torch.cat(shares, dim=1)
 
@@ -78,9 +60,7 @@ def _weights(
     query: Tensor,
     rows: Tensor,
     keys: Tensor,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
+    settings: AttentionSettings,
     columns: tuple[int, int],
 ) -> Iterator[Tensor]:
     """Yield softmax weights (B, H, rows, end − first) of blocks of rows, in order; zeros for a row that sees no key."""
@@ -88,9 +68,9 @@ def _weights(
     batch, heads, count, _ = query.shape
     block = rows_per_block(batch, heads, end - first, keys.device)
     for start in range(0, count, block):
-        visible = visible_keys(rows[start : start + block], first, end, window)  # (rows, keys)
+        visible = visible_keys(rows[start : start + block], first, end, settings.window)  # (rows, keys)
         q = query[:, :, start : start + block]
-        logits = masked_logits(q, keys[:, :, first:end], visible, scaling=scaling, softcap=softcap)
+        logits = masked_logits(q, keys[:, :, first:end], visible, settings)
         weights = logits.softmax(dim=-1)
         blind = ~visible.any(dim=-1, keepdim=True)  # (rows, 1)
         if not blind.is_cpu or bool(blind.any()):
@@ -123,16 +103,11 @@ def transfer_lowest(
     return torch.full((len(target),), otherwise).scatter_reduce_(0, token, by_character[character], "amin")
 
 
-def _bounds(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
-    start, end = torch.tensor(offsets, dtype=torch.long).reshape(-1, 2).unbind(-1)
-    start = start.clamp(max=characters - 1)
-    return start, torch.maximum(end, start + 1)  # a token without characters counts with the next one
-
-
 def _characters_of(offsets: Offsets, characters: int) -> tuple[Tensor, Tensor]:
     """Return every (token, character) pair, token by token: the tokens, and the characters."""
-    start, end = _bounds(offsets, characters)
-    lengths = end - start
+    start, end = torch.tensor(offsets, dtype=torch.long).reshape(-1, 2).unbind(-1)
+    start = start.clamp(max=characters - 1)
+    lengths = torch.maximum(end, start + 1) - start  # a token without characters counts with the next one
     token = torch.arange(len(lengths)).repeat_interleave(lengths)
     first = lengths.cumsum(0) - lengths
     return token, start[token] + torch.arange(len(token)) - first[token]

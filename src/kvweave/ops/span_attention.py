@@ -17,7 +17,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from kvweave.ops.attention import AttentionInput, KVRows, split_packed, with_contiguous_rows
+from kvweave.ops.attention import (
+    AttentionInput,
+    AttentionSettings,
+    KVRows,
+    split_packed,
+    with_contiguous_rows,
+)
 from kvweave.ops.blocked_attention import SplitAttention, additive_mask, fused_attention
 
 FEW_ROWS: Final = 64
@@ -74,24 +80,16 @@ class SpanAttention:
         self._whole = SplitAttention(rows, dtype)  # makes no blocks before it is used
         self._readings: dict[tuple[int | None, int], _Readings] = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        sources: Sequence[AttentionInput],
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, sources: Sequence[AttentionInput], settings: AttentionSettings) -> Tensor:
         """Attend span by span; see RowAttention."""
-        if softcap is not None:  # the kernel has none
-            return self._whole.attend(query, sources, scaling=scaling, window=window, softcap=softcap)
-        out = self._attend_to_spans(query, sources, scaling, window) if self._few else torch.empty_like(query)
+        if settings.softcap is not None:  # the kernel has none
+            return self._whole.attend(query, sources, settings)
+        out = self._attend_to_spans(query, sources, settings) if self._few else torch.empty_like(query)
         if self._many:
             parts = split_packed(query, self._rows)
             packed = torch.cat([parts[request] for request in self._many], dim=2)
             own = [sources[request] for request in self._many]
-            done = self._merged.attend(packed, own, scaling=scaling, window=window)
+            done = self._merged.attend(packed, own, settings)
             ends = accumulate(self._rows[request].numel() for request in self._many)
             for request, end in zip(self._many, ends, strict=True):
                 start, count = self._starts[request], self._rows[request].numel()
@@ -99,21 +97,22 @@ class SpanAttention:
         return out
 
     def _attend_to_spans(
-        self, query: Tensor, sources: Sequence[AttentionInput], scaling: float, window: int | None
+        self, query: Tensor, sources: Sequence[AttentionInput], settings: AttentionSettings
     ) -> Tensor:
         """Return the attention (1, H, ΣT, D) of all requests with few rows; zeros for the others."""
         kv_heads = sources[0].private.keys.shape[1]
         grouped = query[0].unflatten(0, (kv_heads, -1)).transpose(1, 2)  # (G, ΣT, H/G, D)
         count, sharing = grouped.shape[1:3]
-        if (window, sharing) not in self._readings:
-            self._readings[window, sharing] = self._find_readings(sources, window, sharing)
-        readings = self._readings[window, sharing]
+        shape = settings.window, sharing
+        if shape not in self._readings:
+            self._readings[shape] = self._find_readings(sources, *shape)
+        readings = self._readings[shape]
         packed = grouped[:, readings.rows].flatten(1, 2)[None]  # (1, G, ΣR · H/G, D)
         results, masses = [], []
         for request, index, part, mask in readings.spans:
             span = sources[request].spans[index]
             keys, values = with_contiguous_rows(span.keys), with_contiguous_rows(span.values)
-            result, mass = fused_attention(packed[:, :, part], keys, values, mask, scaling)
+            result, mass = fused_attention(packed[:, :, part], keys, values, mask, settings.scaling)
             results.append(result)
             masses.append(mass)
         result = torch.cat(results, 2)[0].unflatten(1, (-1, sharing)).float()  # (G, ΣR, H/G, D)

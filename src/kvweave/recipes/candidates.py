@@ -1,6 +1,5 @@
 """The budgets that calibration compares with full attention, and what each costs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,11 +30,9 @@ _BUDGETS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A budget that may keep what full attention says.
+    """A budget that may keep what full attention says: a recipe with it as its own ratio.
 
-    Attributes:
-        recipe: with the budget as its own ratio.
-        ratio: the budget; None where it is the ratio that the named recipe has anyway.
+    `ratio` is None where the budget is the ratio that the named recipe has anyway.
     """
 
     recipe: Recipe
@@ -71,16 +68,12 @@ def candidates(prepare: str | None, storage: str, auxiliary: str | None) -> tupl
     found: dict[str, Candidate] = {}
     for method, own, stored, ratio in _BUDGETS:
         default = None if stored == DEFAULT_STORAGE else stored  # a default is not part of a recipe's name
-        for recipe in _made(method, prepare or own, auxiliary, default if storage == "auto" else storage):
-            budget = None if ratio == recipe.ratio else ratio
-            candidate = Candidate(replace(recipe, ratio=ratio), budget)
-            found.setdefault(candidate.key, candidate)
+        try:
+            recipe = recipe_named(
+                method, prepare or own, auxiliary, default if storage == "auto" else storage
+            )
+        except InvalidRequest:  # its preparation keeps exact versions, which have no other storage
+            continue
+        candidate = Candidate(replace(recipe, ratio=ratio), None if ratio == recipe.ratio else ratio)
+        found.setdefault(candidate.key, candidate)
     return tuple(found.values())
-
-
-def _made(method: str, prepare: str | None, auxiliary: str | None, storage: str | None) -> Iterator[Recipe]:
-    """Yield the recipe; nothing where its preparation keeps exact versions, which have no other storage."""
-    try:
-        yield recipe_named(method, prepare, auxiliary, storage)
-    except InvalidRequest:
-        return

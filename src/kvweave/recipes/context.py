@@ -60,16 +60,10 @@ class NoCorpus:
 
 @dataclass(frozen=True, slots=True)
 class PrepareContext:
-    """What chunk KV and chunk features are computed with.
+    """What chunk KV and chunk features are computed with: the model, a store, the ids of the system prefix, the other chunks.
 
-    Attributes:
-        adapter: the model.
-        store: where entries are looked up and stored.
-        prefix: token ids of the system prefix that prompts will have.
-        corpus: the other chunks.
-        progress: called with the number of tokens done.
-        storage: how KV is stored that a preparation or a feature extractor stores on the way. The prefix's KV is always
-            stored exactly.
+    `progress` is called with the number of tokens done. `storage` is how KV is stored that a preparation or a feature extractor
+    stores on the way; the prefix's KV is always stored exactly.
     """
 
     adapter: Adapter
@@ -91,13 +85,9 @@ class PrepareContext:
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """KV or a feature of one chunk that is worth storing.
+    """KV or a feature of one chunk that is worth storing, computed from the chunks with the digests `sources`.
 
-    Attributes:
-        content: the KV or the feature.
-        provenance: how it was computed.
-        sources: token digests of the chunks that it was computed from.
-        max_versions: how many KV entries of this chunk and kind may stay in the store; None sets no limit.
+    `max_versions` is how many KV entries of this chunk and kind may stay in the store; None sets no limit.
     """
 
     content: ChunkKV | ChunkFeature
@@ -107,10 +97,6 @@ class StoreEntry:
 
     def put(self, store: KVStore, model: ModelFingerprint) -> bool:
         """Store it; return whether the store holds it now. Raises as `ChunkStore.put` does."""
-        if isinstance(self.content, ChunkFeature):
-            return store.put_feature(
-                model, self.content, self.provenance, self.sources, max_versions=self.max_versions
-            )
         return store.put(model, self.content, self.provenance, self.sources, max_versions=self.max_versions)
 
 

@@ -1,11 +1,12 @@
 """Chunk features: what is stored of a chunk beside its KV, for selectors and preparations to read.
 
-Extractors compute features before any question; they are in `simulated_requests.py`, `auxiliary.py` and, if only one
-method reads them, in that method's file. The attention of a version is recorded by the pass that computes its KV.
+Extractors compute features before any question; they are in `simulated_requests.py` and in the files of the
+methods that read them. The attention of a version is recorded by the pass that computes its KV.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -23,17 +24,22 @@ ENTRY_OVERHEAD_BYTES = 8192
 
 
 class FeatureExtractor(Protocol):
-    """Computes one feature per chunk, of several chunks at once because the feature may depend on the others."""
+    """Computes one feature per chunk, of several chunks at once because the feature may depend on the others.
+
+    Inherit from it for its defaults.
+    """
 
     @property
     def across_chunks(self) -> bool:
-        """Whether a chunk's feature depends on which other chunks it is extracted with."""
-        ...
+        """Whether a chunk's feature depends on which other chunks it is extracted with; by default not."""
+        return False
 
+    @abstractmethod
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance that the feature of a chunk of this length after a system prefix is stored under."""
         ...
 
+    @abstractmethod
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Yield the features of different chunks, and KV computed on the way that is worth storing; stores none of it.
 
@@ -43,8 +49,8 @@ class FeatureExtractor(Protocol):
         ...
 
     def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Return about how many bytes of the store the entries of a chunk of this length take."""
-        ...
+        """Return about how many bytes of the store the entries of a chunk of this length take; by default a number per token."""
+        return feature_bytes(chunk_tokens)
 
 
 def placeholder(provenance: KVProvenance, corpus: Corpus) -> KVProvenance:
@@ -79,7 +85,7 @@ class AttentionRecorder:
         self.hook = AttentionShares(self._rows, [(span.start, span.end) for span in prompt.spans])
 
     def feature(self, number: int) -> ChunkFeature:
-        """Return the attention of one of the chunks, as `stored_attention` reads it; call it after the pass."""
+        """Return the attention of one of the chunks, as `attention_to_earlier` reads it; call it after the pass."""
         span = self._prompt.spans[number]
         inside = (self._rows >= span.start) & (self._rows < span.end)
         earlier = [n for n in range(1, number) if self._prompt.spans[n].tokens]
@@ -87,22 +93,11 @@ class AttentionRecorder:
         return ChunkFeature(self._prompt.ids(span), {_SHARES: shares.T.contiguous()})
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAttention:
-    """How the n tokens of a version attended, averaged over layers and heads; each token's shares add up to 1.
+def attention_to_earlier(feature: ChunkFeature | None, earlier: int) -> Tensor | None:
+    """Return the share of their attention that the n tokens of a version paid to each of P earlier chunks, (P, n).
 
-    `prefix` (n,) went to the system prefix, `inter` (P, n) to each of the P chunks before it, `intra` (n,) to its own
-    chunk.
+    Averaged over layers and heads. None without a feature, or for one of another path than one of `earlier` chunks.
     """
-
-    prefix: Tensor
-    inter: Tensor
-    intra: Tensor
-
-
-def stored_attention(feature: ChunkFeature | None, earlier: int) -> StoredAttention | None:
-    """Read the feature of a chunk after `earlier` others; None without a feature, or for one of another path."""
     if feature is None or feature.tensors[_SHARES].shape[0] != earlier + 2:
         return None
-    shares = feature.tensors[_SHARES]
-    return StoredAttention(shares[0], shares[1:-1], shares[-1])
+    return feature.tensors[_SHARES][1:-1]  # the first is for the system prefix, the last for the chunk itself

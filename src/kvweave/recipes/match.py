@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import has_queries
@@ -13,7 +13,6 @@ from kvweave.recipes.request import OBSERVED, Matched, PrefillRequest
 from kvweave.results import Plan, PlanSpan, SpanOrigin
 from kvweave.types import ChunkKV, KVProvenance, Span, SpanKind
 
-NO_KINDS: frozenset[SpanKind] = frozenset()
 SYSTEM_ONLY: frozenset[SpanKind] = frozenset({"system"})
 SYSTEM_AND_CHUNKS: frozenset[SpanKind] = frozenset({"system", "chunk"})
 
@@ -40,8 +39,8 @@ class Match(Protocol):
 class MatchNothing:
     """Compute every span."""
 
-    stored_kinds: frozenset[SpanKind] = NO_KINDS
-    position_independent: bool = False
+    stored_kinds: ClassVar[frozenset[SpanKind]] = frozenset()
+    position_independent: ClassVar[bool] = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """Return fresh spans only."""
@@ -51,44 +50,91 @@ class MatchNothing:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MatchSystemThenChunk:
-    """The system prefix exactly; chunks by content, at any position."""
+class _MatchStored(Match):
+    """What is stored, in one catalogue query for the whole prompt; the system prefix is always exact.
 
-    stored_kinds: frozenset[SpanKind] = SYSTEM_ONLY
-    position_independent: bool = True
+    `exact_chunks` looks for chunks after exactly the same text, `position_independent` for chunks by content. With both, what
+    earlier prompts left of a chunk after other text is used where nothing better is stored, at the cost of one more query.
+    """
+
+    exact_chunks: ClassVar[bool]
+
+    @property
+    def stored_kinds(self) -> frozenset[SpanKind]:
+        return SYSTEM_AND_CHUNKS if self.exact_chunks else SYSTEM_ONLY
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Run one catalogue query for the whole prompt."""
-        return _find(request, prepare, exact_chunks=False, any_chunks=True)
+        spans = request.prompt.spans
+        kinds = self.stored_kinds
+        exact = [request.exact_provenance(i) if span.kind in kinds else None for i, span in enumerate(spans)]
+        by_content = [i for i, span in enumerate(spans) if self.position_independent and span.kind == "chunk"]
+        candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
+        tried = [
+            [*([best] if best is not None else []), *candidates.get(number, ())]
+            for number, best in enumerate(exact)
+        ]
+        left = {}
+        if self.exact_chunks and by_content:
+            left = dict(zip(by_content, left_by_requests(request, by_content), strict=True))
+        wanted = [
+            (request.prompt.ids(span), [*tried[number], *left.get(number, ())] if span.tokens else [])
+            for number, span in enumerate(spans)
+        ]
+        found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
+        return tuple(_matched(*each) for each in zip(spans, found, exact, tried, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class MatchExactPath:
+class MatchSystemThenChunk(_MatchStored):
+    """The system prefix exactly; chunks by content, at any position."""
+
+    exact_chunks: ClassVar[bool] = False
+    position_independent: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class MatchExactPath(_MatchStored):
     """Only KV computed after exactly the same earlier spans (RAGCache's knowledge tree, PerCache §4.1.1).
 
     A node whose parent was evicted still equals full attention and is used: its rows depend on the text before them, not on
     whether that text's KV is still stored.
     """
 
-    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
-    position_independent: bool = False
-
-    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Run one catalogue query for the whole path."""
-        return _find(request, prepare, exact_chunks=True, any_chunks=False)
+    exact_chunks: ClassVar[bool] = True
+    position_independent: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
-class MatchPathThenChunk:
-    """The exact path first, then chunks by content."""
+class MatchPathThenChunk(_MatchStored):
+    """The exact path first, then chunks by content: as prepared, else as an earlier prompt computed them after other text."""
 
-    stored_kinds: frozenset[SpanKind] = SYSTEM_AND_CHUNKS
-    position_independent: bool = True
+    exact_chunks: ClassVar[bool] = True
+    position_independent: ClassVar[bool] = True
 
-    def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Run one catalogue query for the whole prompt."""
-        return _find(request, prepare, exact_chunks=True, any_chunks=True)
+
+def left_by_requests(request: PrefillRequest, spans: Sequence[int]) -> list[list[KVProvenance]]:
+    """Return for each chunk span the exact KV that earlier prompts computed after the same system prefix, the best first.
+
+    It is stale in this prompt, but needs no preparation. The more of the chunks before it are also before it in this
+    prompt, and the fewer are not, the better it is.
+    """
+    ids, prefix = [request.prompt.ids(request.prompt.spans[number]) for number in spans], request.system_path
+    found = []
+    for number, versions in zip(spans, request.store.versions(request.adapter.fingerprint, ids), strict=True):
+        regime, before = request.exact_provenance(number).rope_regime, set(request.chunks_before(number))
+        usable = [
+            (len(before.symmetric_difference(preceding_chunks(request, each))), each)
+            for each in versions
+            if each.exact and each.rope_regime == regime and each.context[: len(prefix)] == prefix
+        ]
+        found.append([each for _, each in sorted(usable, key=lambda pair: pair[0])])
+    return found
+
+
+def preceding_chunks(request: PrefillRequest, provenance: KVProvenance) -> tuple[str, ...]:
+    """Return the digests of the chunks that this KV was computed after; none if not after this prompt's prefix."""
+    prefix = request.system_path
+    return provenance.context[len(prefix) :] if provenance.context[: len(prefix)] == prefix else ()
 
 
 def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> list[int]:
@@ -107,30 +153,6 @@ def missing_chunks(request: PrefillRequest, match: Match, prepare: Prepare) -> l
     stored = request.store.has_many(request.adapter.fingerprint, keys)
     found = {number for (number, _), is_stored in zip(wanted, stored, strict=True) if is_stored}
     return [number for number in chunks if number not in found]
-
-
-def _find(
-    request: PrefillRequest, prepare: Prepare, *, exact_chunks: bool, any_chunks: bool
-) -> tuple[Matched, ...]:
-    spans = request.prompt.spans
-    exact = [_exact_provenance(request, i, span, exact_chunks) for i, span in enumerate(spans)]
-    by_content = [i for i, span in enumerate(spans) if any_chunks and span.kind == "chunk"]
-    candidates = dict(zip(by_content, prepare.candidates(request, by_content), strict=True))
-    wanted = []
-    for number, (span, best) in enumerate(zip(spans, exact, strict=True)):
-        provenances = [*([best] if best is not None else []), *candidates.get(number, ())]
-        wanted.append((request.prompt.ids(span), provenances if span.tokens else []))
-    found = request.store.find(request.adapter.fingerprint, wanted, request.lease)
-    tried = [provenances for _, provenances in wanted]
-    return tuple(_matched(*each) for each in zip(spans, found, exact, tried, strict=True))
-
-
-def _exact_provenance(
-    request: PrefillRequest, number: int, span: Span, exact_chunks: bool
-) -> KVProvenance | None:
-    if span.kind == "system" or (span.kind == "chunk" and exact_chunks):
-        return request.exact_provenance(number)
-    return None
 
 
 def _matched(

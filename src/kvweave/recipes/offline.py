@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvweave.embedding import TextEncoder
@@ -30,6 +30,7 @@ def prepare(
     storage: str = "exact",
     system: str | None = None,
     embedding: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Compute and store what a recipe needs of some chunks; return how many chunks were computed.
 
@@ -43,6 +44,7 @@ def prepare(
         storage: how chunk KV is stored: exact, int8 or int4.
         system: the instruction that prompts will have; None is the default one. KV prepared with another one is not found.
         embedding: the embedding model for similar chunks; None is the default one.
+        progress: called with the tokens that passes have run over, and how many they will.
 
     Raises UnknownRecipe, InvalidRequest, and as `ChunkStore.put`.
     """
@@ -53,8 +55,17 @@ def prepare(
     corpus = ChunkList(
         [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)
     )
-    ctx = PrepareContext(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus)
-    return prepare_chunks(ctx, ids, as_recipe(recipe, prepare, storage))
+    chosen = as_recipe(recipe, prepare, storage)
+    kv_steps = len({chosen.prepare.plain, chosen.prepare})
+    total, done = kv_steps * sum(map(len, dict.fromkeys(ids))), 0
+
+    def advance(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(done, total)
+
+    ctx = PrepareContext(adapter, store, tuple(adapter.template.prefix_ids(system)), corpus, advance)
+    return prepare_chunks(ctx, ids, chosen)
 
 
 def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe: Recipe) -> int:
@@ -74,12 +85,9 @@ def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe:
 
 @dataclass(frozen=True, slots=True)
 class PreparationStep:
-    """One kind of entry that a recipe prepares of every chunk: KV, or the feature of an extractor.
+    """One kind of entry that a recipe prepares of every chunk: KV, by `prepare`, or the feature of an `extractor`.
 
-    Attributes:
-        storage: how KV is stored that is computed on the way.
-        prepare: computes the KV; None for a feature.
-        extractor: extracts the feature; None for KV.
+    `storage` says how KV is stored that is computed on the way.
     """
 
     storage: Storage
@@ -162,6 +170,24 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
     return dict(sorted(missing.items()))
 
 
+def preparation_cost(
+    ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe, wanted: Sequence[int]
+) -> int:
+    """Return about how many tokens passes of the model run over to prepare some of these chunks.
+
+    Args:
+        ctx: with the corpus that the chunks are prepared among.
+        chunks: their digests and numbers of tokens. Where the recipe prepares a chunk after others, the plain KV of all counts.
+        wanted: places in `chunks`.
+    """
+    cost, measured_on_the_way = 0, recipe.prepare.by_products
+    for step in preparation_steps(recipe):
+        if step.extractor is None or step.extractor not in measured_on_the_way:
+            needed = range(len(chunks)) if step.prepare not in (None, recipe.prepare) else wanted
+            cost += sum(chunks[place][1] for place in set(step.missing(ctx, chunks)).intersection(needed))
+    return cost
+
+
 def extractors_of(recipe: Recipe) -> list[FeatureExtractor]:
     """Return the preparation's extractors before the selector's: they may store the feature that the selector reads."""
     return list(dict.fromkeys((*recipe.prepare.extractors, *recipe.select.extractors)))
@@ -181,12 +207,12 @@ def _missing_features(
 ) -> list[int]:
     """Return the chunks without a feature, except those whose feature cannot be computed among the corpus' chunks."""
     wanted = [(digest, extractor.provenance(ctx.adapter, ctx.prefix, tokens)) for digest, tokens in chunks]
-    stored = ctx.store.has_features(ctx.adapter.fingerprint, wanted)
+    stored = ctx.store.has_many(ctx.adapter.fingerprint, wanted, "note")
     missing = [number for number, is_stored in enumerate(stored) if not is_stored]
     if not missing or not ctx.corpus.size:
         return missing
     placeholders = [(wanted[number][0], placeholder(wanted[number][1], ctx.corpus)) for number in missing]
-    impossible = ctx.store.has_features(ctx.adapter.fingerprint, placeholders)
+    impossible = ctx.store.has_many(ctx.adapter.fingerprint, placeholders, "note")
     return [number for number, is_impossible in zip(missing, impossible, strict=True) if not is_impossible]
 
 
@@ -203,7 +229,7 @@ def _compute_kv(ctx: PrepareContext, chunk: Ids, prepare: Prepare) -> bool:
 def _not_imported(ctx: PrepareContext, chunks: Sequence[Ids], extractor: FeatureExtractor) -> list[Ids]:
     """Import the features that other machines have computed; return the other chunks."""
     wanted = [(chunk, extractor.provenance(ctx.adapter, ctx.prefix, len(chunk))) for chunk in chunks]
-    stored = ctx.store.import_features(ctx.adapter.fingerprint, wanted)
+    stored = ctx.store.import_entries(ctx.adapter.fingerprint, wanted, "note")
     return [chunk for chunk, is_stored in zip(chunks, stored, strict=True) if not is_stored]
 
 

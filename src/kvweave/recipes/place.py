@@ -1,10 +1,12 @@
-"""Slot 3, place: at which rotary positions stored keys are placed."""
+"""Slots 3 and 6: at which rotary positions stored keys are placed, and how rows attend to reused KV."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.request import Matched, PrefillRequest
 
@@ -36,3 +38,40 @@ class TruePositions:
             tuple(PlacedSpan(m.kv, m.span.start, first + m.span.start) for m in matched if m.kv is not None),
             None if prefix_context is None else prefix_context.positions(request.prompt.tokens),
         )
+
+
+class Attend(Protocol):
+    """Makes the plan by which computed rows, and the tokens generated after them, attend to reused KV."""
+
+    def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
+        """Return whether this request uses plain causal attention, so that computed rows can be exact."""
+        ...
+
+    def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
+        """Return a plan for these prompt positions (T,), ascending."""
+        ...
+
+    def continuation(
+        self, request: PrefillRequest, matched: tuple[Matched, ...]
+    ) -> Callable[[Tensor], RowPlan] | None:
+        """Return a function from rows of generated tokens to their plan; None if they attend as the model would."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """Every row attends to all positions up to its own, stale or fresh, with the model's own softmax."""
+
+    def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
+        """Return True."""
+        return True
+
+    def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
+        """Return the request's plain plan: blocks of rows, one mask per block for all layers."""
+        return request.plan(rows)
+
+    def continuation(
+        self, request: PrefillRequest, matched: tuple[Matched, ...]
+    ) -> Callable[[Tensor], RowPlan] | None:
+        """Return None."""
+        return None

@@ -10,8 +10,8 @@ from torch import Tensor
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
-from kvweave.models.hooks import AttentionHook, StopForward, Update
-from kvweave.recipes.attend import Attend
+from kvweave.models.hooks import AttentionHook, LayerQueries, StopForward
+from kvweave.recipes.place import Attend
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave.types import Span
 
@@ -103,52 +103,53 @@ class PrefillState:
     def compare_second_layer(self, *hooks: AttentionHook) -> "LayerDeviation":
         """Compute all stale and fresh rows through the first layer, with hooks on the pass, and compare the second.
 
-        The KV cache keeps its stale KV from the second layer on. Raises InvalidRequest for a model of one layer.
+        The KV cache gets its stale KV of the second layer back. Raises InvalidRequest for a model of one layer.
         """
         adapter, rows = self.request.adapter, self.not_exact
         if adapter.geometry.layers <= SECOND_LAYER:
             raise InvalidRequest(
                 f"{adapter.fingerprint.name} has one layer; this recipe compares the second. Take another recipe"
             )
-        second = _StopAtSecondLayer()
-        adapter.run_partial(self.kv_cache, self.request.prompt.token_ids, self.plan(rows, *hooks), second)
-        assert second.update is not None
-        places = torch.searchsorted(rows, self.stale).to(second.update.values.device)
-        return LayerDeviation(second.update, places)
+        shape = adapter.geometry
+        like = torch.empty(1, shape.kv_heads, 0, shape.head_width, dtype=shape.dtype, device=shape.device)
+        stale = self.stale.to(shape.device)
+        before = [each[:, :, stale] for each in self.kv_cache.layer_kv(SECOND_LAYER, like)]
+        second = _SecondLayer(stale)
+        adapter.run_partial(self.kv_cache, self.request.prompt.token_ids, self.plan(rows, *hooks, second))
+        if self.kv_cache.sink is None:  # else nothing of the pass is left
+            with self.kv_cache.writing(stale):
+                self.kv_cache.update(*before, SECOND_LAYER)
+        return LayerDeviation(*second.found, *before)
 
 
 @dataclass(frozen=True)
 class LayerDeviation:
-    """How far stale KV is from newly computed KV in one layer.
+    """How far stale KV is from newly computed KV in one layer, given both of the stale rows, (1, G, n, D), keys rotated."""
 
-    `update` is what the layer was about to write; `places` (n,) say where the stale rows are in it. `keys` and `values`
-    (G, n, D), float32, on the CPU, are new minus stale, keys rotated; computed at the first access.
-    """
-
-    update: Update
-    places: Tensor
+    new_keys: Tensor
+    new_values: Tensor
+    stale_keys: Tensor
+    stale_values: Tensor
 
     @cached_property
     def keys(self) -> Tensor:
-        """New minus stale keys."""
-        return self._difference(self.update.keys, self.update.stale_keys)
+        """New minus stale keys (G, n, D), float32, on the CPU."""
+        return (self.new_keys.float() - self.stale_keys.float())[0].cpu()
 
     @cached_property
     def values(self) -> Tensor:
-        """New minus stale values."""
-        return self._difference(self.update.values, self.update.stale_values)
-
-    def _difference(self, new: Tensor, stale: Tensor) -> Tensor:
-        return (new[:, self.places].float() - stale[:, self.places].float()).cpu()
+        """New minus stale values (G, n, D), float32, on the CPU."""
+        return (self.new_values.float() - self.stale_values.float())[0].cpu()
 
 
-class _StopAtSecondLayer:
-    """Keeps the second layer's update and ends the pass before it is written."""
+class _SecondLayer:
+    """Keeps keys and values of these rows in the second layer, and ends the pass there."""
 
-    def __init__(self) -> None:
-        self.update: Update | None = None
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self.found: list[Tensor] = []
 
-    def on_layer(self, update: Update) -> None:
-        if update.layer == SECOND_LAYER:
-            self.update = update
+    def on_layer(self, queries: LayerQueries) -> None:
+        if queries.layer == SECOND_LAYER:
+            self.found = [each[:, :, self._rows] for each in (queries.keys, queries.values)]
             raise StopForward

@@ -10,7 +10,7 @@ from kvweave.kvstore.format import storage_of
 from kvweave.kvstore.keys import digest_tokens, quantised
 from kvweave.models.adapter import Adapter
 from kvweave.ops.quantise import BITS, quantise, quantised_bytes
-from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
+from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
 from kvweave.recipes.request import PrefillRequest
 from kvweave.types import ChunkKV, KVProvenance, Storage
@@ -130,9 +130,7 @@ class Isolated(Prepare):
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return one, exact after the system prefix alone."""
-        regime = adapter.rope_regime(len(prefix) + chunk_tokens)
-        context = (digest_tokens(prefix),) if prefix else ()
-        return (KVProvenance("isolated", context, rope_regime=regime),)
+        return (isolated_provenance(adapter, prefix, chunk_tokens),)
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Run one pass over the chunk after the prefix's stored KV."""
@@ -145,6 +143,12 @@ class Isolated(Prepare):
         # The prefix alone would run under other frequencies: compute both together and keep the chunk.
         both = adapter.encode((*prefix, *chunk))
         return PreparedChunk(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
+
+
+def isolated_provenance(adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    """Return the provenance of a chunk's KV after the system prefix alone."""
+    regime = adapter.rope_regime(len(prefix) + chunk_tokens)
+    return KVProvenance("isolated", (digest_tokens(prefix),) if prefix else (), rope_regime=regime)
 
 
 class WithNeighbours(Prepare):
@@ -161,8 +165,8 @@ class WithNeighbours(Prepare):
         ...
 
     @abstractmethod
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """Return the chunks to place before this one, in order."""
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
+        """Return the chunks to place before this one, in order: as many as fit the model's context."""
         ...
 
     @property
@@ -177,10 +181,8 @@ class WithNeighbours(Prepare):
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return this kind, not exact because the neighbours' KV was computed apart, ..., and last `isolated`."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
-        return KVProvenance(
-            self.kind, isolated.context, exact=False, rope_regime=isolated.rope_regime
-        ), isolated
+        isolated = isolated_provenance(adapter, prefix, chunk_tokens)
+        return replace(isolated, kind=self.kind, exact=False), isolated
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Run one pass over the chunk after the stored KV of as many neighbours as fit the model's context.
@@ -188,7 +190,7 @@ class WithNeighbours(Prepare):
         Also store the chunk's isolated KV. It is exact where the chunk comes first in a prompt, replaces this KV where that
         is missing, and serves to prepare other chunks. Without neighbours it is both.
         """
-        neighbours = self.fitting_neighbours(ctx, chunk)
+        neighbours = self.neighbours(ctx, chunk)
         isolated = isolated_kv(ctx, chunk)
         if not neighbours:
             return PreparedChunk(isolated, (digest_tokens(chunk),))
@@ -200,10 +202,6 @@ class WithNeighbours(Prepare):
     ) -> tuple[StoreEntry, ...]:
         """Return the features of `by_products`, given a chunk's KV after its neighbours and alone; by default none."""
         return ()
-
-    def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
-        """Return the first neighbours, as many as fit the model's context before the chunk."""
-        return fitting(ctx, chunk, self.neighbours(ctx.corpus, chunk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +215,9 @@ class Similar(WithNeighbours):
         """Includes the number of neighbours."""
         return f"similar-{self.count}"
 
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return similar chunks."""
-        return corpus.similar(chunk, self.count)
+        return fitting(ctx, chunk, ctx.corpus.similar(chunk, self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +231,9 @@ class Previous(WithNeighbours):
         """Includes the number of neighbours."""
         return f"following-{self.count}"
 
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the previous chunks, in reading order."""
-        return corpus.previous(chunk, self.count)
+        return fitting(ctx, chunk, ctx.corpus.previous(chunk, self.count))
 
 
 def fitting(ctx: PrepareContext, chunk: Ids, ranked: Sequence[Ids], beside: Sequence[Ids] = ()) -> list[Ids]:
@@ -261,21 +259,14 @@ def encode_after(ctx: PrepareContext, neighbours: Sequence[Ids], chunk: Ids) -> 
 
 
 def isolated_kv(ctx: PrepareContext, chunk: Ids) -> ChunkKV:
-    """Return a chunk's isolated KV from the store; compute and store it if it is missing."""
-    found = ctx.store.get(ctx.adapter.fingerprint, chunk, _isolated_provenance(ctx, chunk))
-    return _store_isolated(ctx, Isolated().compute(ctx, chunk)) if found is None else found
-
-
-def _store_isolated(ctx: PrepareContext, isolated: PreparedChunk) -> ChunkKV:
-    """Store a chunk's isolated KV unless the store has it, and return it as stored."""
-    kv = quantise_kv(isolated.kv, ctx.storage)
-    ctx.store.put(ctx.adapter.fingerprint, kv, _isolated_provenance(ctx, kv.token_ids), isolated.sources)
-    return kv
-
-
-def _isolated_provenance(ctx: PrepareContext, chunk: Ids) -> KVProvenance:
-    (exact,) = Isolated().provenances(ctx.adapter, ctx.prefix, len(chunk))
-    return quantised(exact, ctx.storage)
+    """Return a chunk's isolated KV from the store; compute and store it, as it is stored, if it is missing."""
+    provenance = quantised(isolated_provenance(ctx.adapter, ctx.prefix, len(chunk)), ctx.storage)
+    found = ctx.store.get(ctx.adapter.fingerprint, chunk, provenance)
+    if found is None:
+        isolated = Isolated().compute(ctx, chunk)
+        found = quantise_kv(isolated.kv, ctx.storage)
+        ctx.store.put(ctx.adapter.fingerprint, found, provenance, isolated.sources)
+    return found
 
 
 def quantise_kv(kv: ChunkKV, storage: Storage) -> ChunkKV:
@@ -295,7 +286,34 @@ def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised(Prepare):
+class _Stored(Prepare):
+    """The KV of another preparation in another storage; all else is that of `inner`."""
+
+    inner: Prepare
+
+    @property
+    def plain(self) -> Prepare:
+        """That of the inner preparation, stored as this one."""
+        return replace(self, inner=self.inner.plain)
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.extractors
+
+    @property
+    def by_products(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner preparation."""
+        return self.inner.by_products
+
+    @property
+    def entry_count(self) -> int:
+        """As many as the inner preparation stores."""
+        return self.inner.entry_count
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised(_Stored):
     """The KV of another preparation, stored as int8 or int4 and dequantised whenever it is placed in a prompt.
 
     Quantised KV is never exact: it is used in no exact path, and what a request computes after it is not stored.
@@ -304,7 +322,6 @@ class Quantised(Prepare):
     Raises InvalidRequest for a preparation that keeps exact versions.
     """
 
-    inner: Prepare
     coding: Storage
 
     def __post_init__(self) -> None:
@@ -327,39 +344,17 @@ class Quantised(Prepare):
         return replace(prepared, kv=quantise_kv(prepared.kv, self.coding))
 
     @property
-    def plain(self) -> Prepare:
-        """That of the inner preparation, quantised."""
-        return self if self.inner.plain == self.inner else Quantised(self.inner.plain, self.coding)
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.extractors
-
-    @property
-    def by_products(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.by_products
-
-    @property
-    def entry_count(self) -> int:
-        """As many as the inner preparation stores."""
-        return self.inner.entry_count
-
-    @property
     def storage(self) -> Storage:
         """The chosen number of bits."""
         return self.coding
 
 
 @dataclass(frozen=True, slots=True)
-class AnyStorage(Prepare):
+class AnyStorage(_Stored):
     """The KV of another preparation in whatever storage it is there: exact, else in the most bits.
 
     What it computes itself is exact. `inner` is exact, and keeps no exact versions.
     """
-
-    inner: Prepare
 
     def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return each provenance of the inner preparation in every storage."""
@@ -369,23 +364,3 @@ class AnyStorage(Prepare):
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Compute what the inner preparation does."""
         return self.inner.compute(ctx, chunk)
-
-    @property
-    def plain(self) -> Prepare:
-        """That of the inner preparation, in any storage."""
-        return self if self.inner.plain == self.inner else AnyStorage(self.inner.plain)
-
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.extractors
-
-    @property
-    def by_products(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
-        return self.inner.by_products
-
-    @property
-    def entry_count(self) -> int:
-        """As many as the inner preparation stores."""
-        return self.inner.entry_count

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,14 +24,12 @@ from kvweave.models.cache_base import LayerSink, PrefixContext
 from kvweave.models.forward import check_logits
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import AttentionHook
-from kvweave.recipes.attend import Attend, Causal
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import AttentionRecorder, attention_key
-from kvweave.recipes.match import Match, MatchSystemThenChunk, warn_if_none_fits
-from kvweave.recipes.place import Place, TruePositions
+from kvweave.recipes.match import Match, MatchPathThenChunk, warn_if_none_fits
+from kvweave.recipes.place import Attend, Causal, Place, TruePositions
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare
-from kvweave.recipes.recompute import Recompute, SelectedRows
 from kvweave.recipes.request import Budget, Matched, PrefillRequest, PrefillResult
 from kvweave.recipes.select import Select, SelectNone
 from kvweave.results import Plan, PlanSpan, Timing
@@ -43,6 +42,34 @@ MAX_EXACT_VERSIONS = 16
 KV that is used at any position; the least used go first."""
 
 
+class Recompute(Protocol):
+    """Slot 5: runs rows through the model and writes their K,V to the KV cache."""
+
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
+        """Compute prompt positions `rows` (T,), ascending, the last one included; return its logits (1, vocab).
+
+        The last pass must run all fresh rows through all layers, with `hooks` on it. Other stale rows than those in `rows`
+        may run too, as long as on average over the layers no more stale rows run than `rows` holds. With `capture`,
+        `kv_cache.capture` afterwards holds the unrotated KV of the rows.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """All rows through all layers in one pass: Recompute(T) of the methods page (FusionRAG §3.2, ProphetKV §4.3)."""
+
+    def run(
+        self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
+    ) -> Tensor:
+        """Run one pass."""
+        return state.request.adapter.compute(
+            state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), capture=capture
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """The six slots, and the `ratio` that is the budget of a request without one.
@@ -52,7 +79,7 @@ class Recipe:
 
     name: str
     prepare: Prepare = field(default_factory=Isolated)
-    match: Match = field(default_factory=MatchSystemThenChunk)
+    match: Match = field(default_factory=MatchPathThenChunk)
     place: Place = field(default_factory=TruePositions)
     select: Select = field(default_factory=SelectNone)
     recompute: Recompute = field(default_factory=SelectedRows)
@@ -124,7 +151,8 @@ def run(
                 check_logits(logits, adapter.fingerprint.name)
                 return _result(recipe, state, selected, logits, new, clock)
             except DamagedEntry as error:
-                _verify_each(matched)
+                # Damage rarely comes alone: with all of it dropped, the next attempt is the last.
+                _verify(matched, DamagedEntry)
                 _LOG.warning("retrying without an entry that cannot be used: %s", error)
 
 
@@ -145,18 +173,12 @@ def store_entries(entries: Sequence[StoreEntry], store: KVStore, model: ModelFin
         return 0
 
 
-def _verify(matched: Sequence[Matched]) -> None:
-    """Check all KV that was found; raise DamagedEntry at the first damaged entry, which drops it from the store."""
+def _verify(matched: Sequence[Matched], *ignored: type[Exception]) -> None:
+    """Check all KV that was found, which drops damaged entries from the store; raise DamagedEntry at the first, unless ignored."""
     for found in matched:
         if found.kv is not None:
-            verify_content(found.kv)
-
-
-def _verify_each(matched: Sequence[Matched]) -> None:
-    """Drop all damaged entries among those found: damage rarely comes alone, and the next attempt is then the last."""
-    for found in matched:
-        with suppress(DamagedEntry):
-            _verify([found])
+            with suppress(*ignored):
+                verify_content(found.kv)
 
 
 @dataclass(slots=True)

@@ -158,13 +158,10 @@ class PrefillResult:
 
     Attributes:
         logits: (1, vocab), of the last prompt position.
-        plan: what was computed and what was reused, span by span.
-        timing: seconds per step.
         kv_cache: K,V of every position, owned by the caller; empty if a sink received the layers.
         selected: (k,) prompt positions selected for recomputation. On average over the layers, at most k stored
             rows were computed.
         new_entries: what the store does not hold yet and is worth storing; see `remember`.
-        request: what was asked for.
         scores: the prompt positions (n,) that were rated for recomputation and their scores (n,), where the recipe has any.
     """
 

@@ -1,5 +1,6 @@
 """Slot 4, select: which stale tokens are recomputed, and the score by the question's attention."""
 
+from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -51,18 +52,19 @@ class TokenFactor(FeatureExtractor, Protocol):
 
 
 class Score(Protocol):
-    """Rates how much recomputing each stale token would help."""
+    """Rates how much recomputing each stale token would help. Inherit from it for its defaults."""
 
     @property
     def supports_coverage(self) -> bool:
-        """Whether scores are shares of a whole, at least 0, so that a share of their sum means something."""
-        ...
+        """Whether scores are shares of a whole, at least 0, so that a share of their sum means something; by default not."""
+        return False
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """The chunk features that it reads."""
-        ...
+        """The chunk features that it reads; by default none."""
+        return ()
 
+    @abstractmethod
     def scores(self, state: PrefillState) -> Tensor:
         """Return (n,) float32 on the CPU, one for each row of `state.stale`; higher is more urgent."""
         ...
@@ -144,33 +146,32 @@ class LayerVotes:
         """Whether weights are computed as if the layers had no window."""
         return self.lifted_window is not None
 
-    def every_layer(self, geometry: Geometry) -> bool:
-        """Return whether all layers of the model count as they attend."""
-        return len(self.layers) == geometry.layers and not self.lift_windows
-
 
 def voting_layers(
     geometry: Geometry, first: int, last: int, chosen: Collection[int] | None = None
 ) -> LayerVotes:
-    """Return the layers that count when rows up to position `last` attend to keys from position `first` on.
+    """Return the layers that count when rows up to position `last` attend to keys from position `first` on, as windows count.
 
     Those that see all of these keys from all rows count. If there are none, those with the widest window count, and it is
     lifted: their queries are multiplied with all keys. `PrefillState.cache_within_window` moves far keys into the
     window for that, since the layer was never trained on larger distances.
 
-    Args:
-        geometry: of the model.
-        first: the smallest position of a key, in the positions that windows count.
-        last: the largest position of a row.
-        chosen: the layers that a method looks at, negative ones from the last; None for all. Those of them that do not count
-            by the rule are left out. If that leaves none, each is replaced by the nearest layer that counts, the earlier of
-            two.
+    `chosen` are the layers that a method looks at, negative ones from the last; None for all. Those of them that do not count by
+    the rule are left out. If that leaves none, each is replaced by the nearest layer that counts, the earlier of two.
     """
-    able, lifted = _able(geometry, last - first)
+    windows = geometry.windows or (None,) * geometry.layers
+    # As `ops.attention.visible_keys` counts.
+    able = [layer for layer, window in enumerate(windows) if window is None or last - first < window]
+    lifted = None
+    if not able:
+        lifted = max(window for window in windows if window is not None)
+        able = [layer for layer, window in enumerate(windows) if window == lifted]
     if chosen is None:
-        return LayerVotes(able, lifted)
+        return LayerVotes(tuple(able), lifted)
     wanted = {range(geometry.layers)[layer] for layer in chosen}
-    found = wanted.intersection(able) or {_nearest(layer, able) for layer in wanted}
+    found = wanted.intersection(able) or {
+        min(able, key=lambda other: (abs(other - layer), other)) for layer in wanted
+    }
     return LayerVotes(tuple(sorted(found)), lifted)
 
 
@@ -179,34 +180,11 @@ def last_layer(geometry: Geometry, tokens: int) -> LayerVotes:
     return voting_layers(geometry, 0, max(0, tokens - 1), (-1,))
 
 
-def _able(geometry: Geometry, distance: int) -> tuple[tuple[int, ...], int | None]:
-    """Return the layers that may count at a distance, and their window if it is lifted."""
-    windows = _windows(geometry)
-    able = tuple(layer for layer, window in enumerate(windows) if _reaches(window, distance))
-    if able:
-        return able, None
-    widest = max(window for window in windows if window is not None)
-    return tuple(layer for layer, window in enumerate(windows) if window == widest), widest
-
-
-def _windows(geometry: Geometry) -> tuple[int | None, ...]:
-    return geometry.windows or (None,) * geometry.layers
-
-
-def _reaches(window: int | None, distance: int) -> bool:
-    """Return whether a row sees a key at this distance before it; `ops.attention.visible_keys` counts so too."""
-    return window is None or distance < window
-
-
-def _nearest(layer: int, able: Collection[int]) -> int:
-    return min(able, key=lambda other: (abs(other - layer), other))
-
-
 # The question's attention
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAttention:
+class QuestionAttention(Score):
     """The question's attention to each token when it is run over the stale KV (ProphetKV §4.2).
 
     Attention weights of the rows that the user wrote, with a softmax over the context's keys alone, averaged over
@@ -269,7 +247,7 @@ class _WithinWindow:
         self._probe = probe
 
     def on_layer(self, queries: LayerQueries) -> None:
-        keys = self._kv_cache.layer_keys(queries.layer, queries.keys).clone()
+        keys = self._kv_cache.layer_kv(queries.layer, queries.keys)[0].clone()
         self._kv_cache.layers[queries.layer].pop_kv()  # no other layer needs the room
         keys[:, :, queries.rows] = queries.keys[:, :, queries.rows]
         self._probe.on_layer(replace(queries, keys=keys))

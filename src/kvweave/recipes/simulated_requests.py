@@ -16,30 +16,31 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import AttentionRecorder, attention_key, feature_bytes, stored_attention
-from kvweave.recipes.prepare import Isolated, kv_bytes
+from kvweave.recipes.features import (
+    AttentionRecorder,
+    FeatureExtractor,
+    attention_key,
+    attention_to_earlier,
+    feature_bytes,
+)
+from kvweave.recipes.prepare import isolated_provenance, kv_bytes
 from kvweave.recipes.request import OBSERVED
 from kvweave.types import ChunkFeature, KVProvenance, Span, TokenizedPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedRequests:
+class SimulatedRequests(FeatureExtractor):
     """How much each token of a chunk attends to one earlier chunk, on average over simulated requests.
 
-    A simulated request is an ordinary prefill of the system prefix and some of the chunks that are prepared together, as many
-    as fit the model's context. In each round every chunk takes part in one request. The order of the chunks is shuffled;
-    in every second round it is the previous one reversed, so that the first chunk then comes after others. If
+    A simulated request is an ordinary prefill of the system prefix and at most `max_chunks` of the chunks that are prepared
+    together, as many as fit the model's context. In each of the `rounds` every chunk takes part in one request. The order of the
+    chunks is shuffled; in every second round it is the previous one reversed, so that the first chunk then comes after others. If
     there are fewer than `max_chunks`, other chunks of the corpus join, the most similar first, without getting features or KV.
     A chunk that never came after another one, such as the only one of a corpus, gets no feature.
 
-    With `max_versions` the KV of every chunk after others is kept too, with a feature of its attention. The provenance kind
-    says so, because simulations that kept no KV have to be repeated then. The feature is also stored under the kind
-    without versions.
-
-    Attributes:
-        rounds: how often each chunk takes part in a request.
-        max_chunks: the most chunks of a request.
-        max_versions: how many versions of a chunk's KV to keep; None keeps none.
+    With `max_versions` so many versions of every chunk's KV after others are kept too, each with a feature of its attention. The
+    provenance kind says so, because simulations that kept no KV have to be repeated then. The feature is also stored under the
+    kind without versions.
     """
 
     rounds: int = 3
@@ -50,11 +51,10 @@ class SimulatedRequests:
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, whatever the other chunks were."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         kind = f"rehearsed-{self.rounds}-{self.max_chunks}"
         if self.max_versions is not None:
             kind = f"{kind}-{self.max_versions}"
-        return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
+        return replace(isolated_provenance(adapter, prefix, chunk_tokens), kind=kind)
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one prefill per simulated request."""
@@ -63,10 +63,10 @@ class SimulatedRequests:
         wanted = dict.fromkeys(sorted((ids for ids in chunks if ids), key=digest_tokens))
         for request in self._requests(ctx, [*wanted, *self._others(ctx, wanted)]):
             about = [number for number, ids in enumerate(request, 1) if number > 1 and ids in wanted]
-            for version in _simulate(ctx, request, about, self.max_versions):
-                inter.setdefault(version.chunk, []).append(version.inter)
-                sources.setdefault(version.chunk, {}).update(dict.fromkeys(version.sources))
-                yield from version.entries
+            for number, share, digests, entries in _simulate(ctx, request, about, self.max_versions):
+                inter.setdefault(request[number - 1], []).append(share)
+                sources.setdefault(request[number - 1], {}).update(dict.fromkeys(digests))
+                yield from entries
         extractors = dict.fromkeys((replace(self, max_versions=None), self))
         for chunk, shares in inter.items():
             feature = ChunkFeature(chunk, {"inter": torch.cat(shares).mean(dim=0)})
@@ -117,20 +117,14 @@ def _fits(ctx: PrepareContext, chunks: Sequence[Ids]) -> bool:
     return length <= ctx.adapter.geometry.context_tokens and len(regimes) == 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """One chunk in one simulated request: its attention to earlier chunks (P, n), its sources, and entries to store."""
-
-    chunk: Ids
-    inter: Tensor
-    sources: tuple[str, ...]
-    entries: tuple[StoreEntry, ...]
-
-
 def _simulate(
     ctx: PrepareContext, chunks: Sequence[Ids], about: Sequence[int], max_versions: int | None
-) -> Iterator[_Version]:
-    """Prefill S ++ chunks and yield a version of the chunks `about`, counted from 1; never of the first, an isolated one."""
+) -> Iterator[tuple[int, Tensor, tuple[str, ...], list[StoreEntry]]]:
+    """Prefill S ++ chunks; yield of each chunk `about`, by its number from 1, what its version shows, and entries to store.
+
+    That is its attention (P, n) to the P chunks before it, and the digests of these and its own. `about` never has the first,
+    whose version is the isolated one.
+    """
     if not about:
         return
     adapter, start = ctx.adapter, len(ctx.prefix)
@@ -144,18 +138,16 @@ def _simulate(
     context = (digest_tokens(ctx.prefix),) if start else ()
     for number in about:
         span, feature, sources = prompt.spans[number], recorder.feature(number), digests[:number]
-        attention = stored_attention(feature, number - 1)
-        assert attention is not None
-        entries: tuple[StoreEntry, ...] = ()
+        inter = attention_to_earlier(feature, number - 1)
+        assert inter is not None
+        entries: list[StoreEntry] = []
         if max_versions is not None:
             regime = adapter.rope_regime(prompt.tokens)
             provenance = KVProvenance(OBSERVED, (*context, *sources[:-1]), rope_regime=regime)
             kv = adapter.extract_chunk_kv(kv_cache, prompt.token_ids, span.start, span.end)
-            entries = (
-                StoreEntry(kv, provenance, sources, max_versions),
-                StoreEntry(feature, attention_key(provenance), sources),
-            )
-        yield _Version(chunks[number - 1], attention.inter, sources, entries)
+            entries.append(StoreEntry(kv, provenance, sources, max_versions))
+            entries.append(StoreEntry(feature, attention_key(provenance), sources))
+        yield number, inter, sources, entries
 
 
 def _prompt(prefix: Ids, chunks: Sequence[Ids]) -> TokenizedPrompt:

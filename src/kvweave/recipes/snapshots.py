@@ -37,16 +37,7 @@ STATE: Final = "state"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """A prefilled prompt.
-
-    Attributes:
-        adapter: the model.
-        logits: (1, vocab), of the last prompt position.
-        plan: what was computed and what was reused, span by span.
-        timing: seconds per step.
-        state: the model's state after the prompt, owned by the caller.
-        new_entries: the states that the store does not hold yet.
-    """
+    """A prefilled prompt, as `PrefillResult`; `state` is the model's state after it, owned by the caller."""
 
     adapter: SnapshotAdapter
     logits: Tensor
@@ -145,7 +136,9 @@ def _longest(adapter: SnapshotAdapter, store: KVStore, path: _Path) -> tuple[int
     """Return the longest stored state that the prompt begins with, and the number of the first span after it."""
     model, prompt = adapter.fingerprint, path.prompt
     keys = [(path.digests[number], path.provenance(number)) for number in path.ends]
-    listed = [number for number, here in zip(path.ends, store.has_features(model, keys), strict=True) if here]
+    listed = [
+        number for number, here in zip(path.ends, store.has_many(model, keys, "note"), strict=True) if here
+    ]
     for number in reversed(listed or path.ends):  # if none is listed here, a shared tier may have one
         wanted = (prompt.ids(prompt.spans[number]), path.provenance(number))
         (found,) = store.find_features(model, [wanted])

@@ -9,36 +9,29 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from kvweave.server import errors, operations
-from kvweave.server.bases import conversations, uploads
+from kvweave.config import split
+from kvweave.server import chunks, errors, operations
 from kvweave.server.bases import routes as knowledge_bases
+from kvweave.server.bases import uploads
 from kvweave.server.middleware import (
     ID_HEADER,
-    Access,
+    Admission,
     BodyLimits,
-    KnowledgeBasePaths,
-    Readiness,
     RequestLog,
 )
 from kvweave.server.openai import chat, completions, embeddings, responses
 from kvweave.server.openai.replies import CACHE_HEADER
 from kvweave.server.services import Services
-from kvweave.server_config import split
 from kvweave.version import __version__
 
-ROUTERS: Final = tuple(
-    part.router
-    for part in (
-        chat,
-        completions,
-        responses,
-        embeddings,
-        knowledge_bases,
-        conversations,
-        uploads,
-        operations,
-    )
+OPENAI: Final = (
+    chat.router,
+    completions.router,
+    responses.router,
+    embeddings.router,
+    operations.models,
 )
+ROUTERS: Final = (*OPENAI, chunks.router, knowledge_bases.router, uploads.router, operations.router)
 
 
 def create_app(services: Services) -> FastAPI:
@@ -49,12 +42,14 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
+    for router in OPENAI:
+        # The API of one knowledge base, for clients that take a URL but cannot send the field `kb`.
+        app.include_router(router, prefix="/kb/{kb}", include_in_schema=False)
     _mount_page(app)
     errors.install(app)
     # A request passes through the middleware from the last one added to the first.
-    app.add_middleware(BodyLimits, server=services.config.server, is_upload=_is_upload)
-    app.add_middleware(Readiness, services=services)
-    app.add_middleware(Access, services=services)
+    app.add_middleware(BodyLimits, server=services.config.server)
+    app.add_middleware(Admission, services=services)
     if origins := split(services.config.server.cors_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -64,12 +59,7 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=[ID_HEADER, CACHE_HEADER, "Retry-After"],
         )
     app.add_middleware(RequestLog, services=services)
-    app.add_middleware(KnowledgeBasePaths)
     return app
-
-
-def _is_upload(method: str, path: str) -> bool:
-    return method == "POST" and path.startswith("/v1/kb/") and path.endswith("/documents")
 
 
 _PAGE: Final = Path(str(files("kvweave.server"))) / "page"

@@ -14,7 +14,7 @@ from kvweave.config import environment_variable
 from kvweave.errors import KvweaveError
 from kvweave.files import absolute_if_path
 from kvweave.results import PrepareReport
-from kvweave.server.client.choice import preparing_server
+from kvweave.server.choice import preparing_server
 from kvweave.state.preparation import PreparationStatus, settings_of
 
 if TYPE_CHECKING:

@@ -56,9 +56,12 @@ class ApiError(HTTPException):
         super().__init__(status, message, dict(headers or {}))
         self.message, self.code, self.param = message, code, param
 
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": _type(self.status_code), "param": self.param}
+        return {"error": {**error, "code": self.code}}
+
     def response(self) -> JSONResponse:
-        body = error_body(self.status_code, self.message, self.code, self.param)
-        return JSONResponse(body, self.status_code, self.headers)
+        return JSONResponse(self.body(), self.status_code, self.headers)
 
 
 class ErrorFields(BaseModel):
@@ -86,11 +89,6 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 """The error replies of all routes, for `/openapi.json`."""
 
 
-def error_body(status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-    """Return the body of an error reply."""
-    return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
-
-
 def api_error(error: BaseException) -> ApiError:
     """Return the error reply for any exception.
 
@@ -98,6 +96,8 @@ def api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -114,9 +114,7 @@ def api_error(error: BaseException) -> ApiError:
 
 def install(app: FastAPI) -> None:
     """Make the application answer errors in the API's shape."""
-    app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
-    for kind in (errors.KvweaveError, OSError):
+    for kind in (HTTPException, RequestValidationError, errors.KvweaveError, OSError):
         app.add_exception_handler(kind, _answer)
 
 
@@ -124,12 +122,7 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     return api_error(error).response()
 
 
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return invalid(error).response()
-
-
-def invalid(error: RequestValidationError) -> ApiError:
+def _invalid(error: RequestValidationError) -> ApiError:
     """Return the error reply that names the first invalid field of a request."""
     found = error.errors()[0]
     unseen = ("body", "query", "path", "header", *BRANCHES)

@@ -2,61 +2,52 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kvweave.server.errors import api_error, error_body
+from kvweave.server.errors import api_error
 from kvweave.server.running import RunningRequest
 
 PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+_ESCAPES: Final = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
+"""Unicode's other line ends, at which many clients cut a stream into lines, as Python's `splitlines` does."""
 
 _T = TypeVar("_T")
 
 
-class Encoder(Protocol):
-    """Turns the events of a request into the bytes of a stream."""
+class Encoder(ABC):
+    """Turns the events of a request into the bytes of a stream. An error becomes the event `error`."""
 
+    @abstractmethod
     def event(self, event: Any) -> Iterator[bytes]:
         """Yield the bytes of one event."""
-        ...
 
     def end(self) -> Iterator[bytes]:
         """Yield the bytes after the last event."""
-        ...
-
-    def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the bytes that end a stream after an error."""
-        ...
-
-
-class NamedEvents:
-    """The end of an encoder for kvweave's own routes: an error becomes the event `error`."""
-
-    def end(self) -> Iterator[bytes]:
-        """Yield nothing after the last event."""
         yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
-        """Yield the event `error`."""
+        """Yield the bytes that end a stream after an error."""
         yield error_event(error, "error")
 
 
 def sse(data: Any, event: str | None = None) -> bytes:
     """Return the bytes of one event, with `data` as JSON."""
     name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"{name}data: {text.translate(_ESCAPES)}\n\n".encode()
 
 
 def error_event(error: BaseException, event: str | None = None) -> bytes:
     """Return the event that ends a stream after an error, with the body of the error reply."""
-    found = api_error(error)
-    return sse(error_body(found.status_code, found.message, found.code, found.param), event)
+    return sse(api_error(error).body(), event)
 
 
 async def unless_disconnected(receive: Receive, waited_for: Coroutine[Any, Any, _T]) -> _T:
@@ -92,7 +83,7 @@ async def collect(request: Request, running: Coroutine[Any, Any, RunningRequest]
     return await unless_disconnected(request.receive, events())
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Streams a running request; cancels it when the client leaves.
 
     Args:
@@ -110,40 +101,39 @@ class EventStream(Response):
         first: list[Any],
         encoder: Encoder,
         ping_s: float,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str],
     ) -> None:
-        self.status_code, self.background = 200, None
-        self._running, self._first, self._encoder, self._ping_s = running, first, encoder, ping_s
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        super().__init__(
+            _encoded(running, first, encoder, ping_s),
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
+        )
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_disconnected(receive, self._send(send))
+            # Unlike the library, notice a client that leaves before anything is sent to it.
+            await unless_disconnected(receive, self.stream_response(send))
         finally:
             self._running.cancel()
 
-    async def _send(self, send: Send) -> None:
-        async def write(data: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-            await asyncio.sleep(0)  # let other requests run, even if this one has events waiting
 
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            for event in self._first:
-                await write(b"".join(self._encoder.event(event)))
-            while True:
-                try:
-                    event = await self._running.next(self._ping_s)
-                except TimeoutError:
-                    await write(PING)
-                    continue
-                except StopAsyncIteration:
-                    break
-                await write(b"".join(self._encoder.event(event)))
-            await write(b"".join(self._encoder.end()))
-        except Exception as error:
-            await write(b"".join(self._encoder.failed(error)))
-        await write(b"", more=False)
+async def _encoded(
+    running: RunningRequest, first: list[Any], encoder: Encoder, ping_s: float
+) -> AsyncIterator[bytes]:
+    try:
+        for event in first:
+            yield b"".join(encoder.event(event))
+        while True:
+            await asyncio.sleep(0)  # let other requests run, even if this one has events waiting
+            try:
+                yield b"".join(encoder.event(await running.next(ping_s)))
+            except TimeoutError:
+                yield PING
+            except StopAsyncIteration:
+                break
+        yield b"".join(encoder.end())
+    except Exception as error:
+        yield b"".join(encoder.failed(error))
 
 
 async def stream(

@@ -1,7 +1,7 @@
 """Metrics in Prometheus' format under kvweave's names, and optionally under vLLM's where vLLM has the same metric."""
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter
@@ -21,43 +21,37 @@ from kvweave.state.resident import ResidentModels
 SECONDS: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8)
 TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-VLLM: Final = (
-    "num_requests_running",
-    "num_requests_waiting",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "request_time_per_output_token_seconds",
-    "request_queue_time_seconds",
-    "request_prefill_time_seconds",
-    "request_decode_time_seconds",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "e2e_request_latency_seconds",
-    "prompt_tokens",
-    "generation_tokens",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "request_success",
+HISTOGRAMS: Final[Mapping[str, tuple[str, tuple[float, ...]]]] = {
+    "time_to_first_token_seconds": ("Time to the first piece of an answer.", SECONDS),
+    "inter_token_latency_seconds": ("Time from one piece of an answer to the next.", TOKEN_SECONDS),
+    "request_time_per_output_token_seconds": ("Mean time per token after an answer's first.", TOKEN_SECONDS),
+    "e2e_request_latency_seconds": ("Time from a request's arrival to the end of its answer.", SECONDS),
+    "request_queue_time_seconds": ("Time that requests waited in the queue.", SECONDS),
+    "request_prefill_time_seconds": ("Time from a request's start to its first token.", SECONDS),
+    "request_decode_time_seconds": ("Time from an answer's first token to its last.", SECONDS),
+    "request_prompt_tokens": ("Tokens of each prompt.", TOKENS),
+    "request_generation_tokens": ("Tokens of each answer.", TOKENS),
+}
+COUNTERS: Final[Mapping[str, str]] = {
+    "prompt_tokens": "Tokens of prompts.",
+    "generation_tokens": "Tokens of answers.",
+    "prefix_cache_queries": "Prompt tokens looked up in stored KV.",
+    "prefix_cache_hits": "Prompt tokens found in stored KV and not computed.",
+    "exact_tokens": "Prompt tokens whose stored KV was exact.",
+    "reused_tokens": "Prompt tokens whose stored KV came from another context.",
+    "recomputed_tokens": "Prompt tokens with stored KV that were recomputed.",
+    "fresh_tokens": "Prompt tokens without stored KV.",
+    "answer_cache_hits": "Questions answered from the answer cache.",
+    "kv_evictions": "Entries that stores have evicted from the disk.",
+}
+VLLM: Final = frozenset(
+    {
+        *HISTOGRAMS,
+        *("num_requests_running", "num_requests_waiting", "request_success"),
+        *("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+    }
 )
 """Metrics with the same name and meaning in vLLM."""
-
-
-class ObservedRequest:
-    """Measures one request from its arrival. Like vLLM's, the times include the time in the queue."""
-
-    def __init__(self, metrics: "Metrics", arrived_s: float) -> None:
-        self._metrics, self._began_s, self._last_s = metrics, arrived_s, 0.0
-
-    def event(self, event: Any) -> None:
-        if isinstance(event, Piece):
-            now = perf_counter()
-            if self._last_s:
-                self._metrics.between_tokens_s.observe(now - self._last_s)
-            else:
-                self._metrics.first_token_s.observe(now - self._began_s)
-            self._last_s = now
-        if isinstance(event, Finished):
-            self._metrics.finished(event, perf_counter() - self._began_s)
 
 
 class Metrics:
@@ -67,50 +61,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.running = self._gauge("num_requests_running", "Requests being computed.")
         self.waiting = self._gauge("num_requests_waiting", "Requests waiting in the queue.")
-        self.first_token_s = self._histogram(
-            "time_to_first_token_seconds", "Time to the first piece of an answer.", SECONDS
-        )
-        self.between_tokens_s = self._histogram(
-            "inter_token_latency_seconds", "Time from one piece of an answer to the next.", TOKEN_SECONDS
-        )
-        self.per_token_s = self._histogram(
-            "request_time_per_output_token_seconds",
-            "Mean time per token after the first, of each answer.",
-            TOKEN_SECONDS,
-        )
-        self.latency_s = self._histogram(
-            "e2e_request_latency_seconds", "Time from a request's arrival to the end of its answer.", SECONDS
-        )
-        self.queue_s = self._histogram(
-            "request_queue_time_seconds", "Time that requests waited in the queue.", SECONDS
-        )
-        self.prefill_s = self._histogram(
-            "request_prefill_time_seconds", "Time from a request's start to its first token.", SECONDS
-        )
-        self.decode_s = self._histogram(
-            "request_decode_time_seconds", "Time from an answer's first token to its last.", SECONDS
-        )
-        self.prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of each prompt.", TOKENS)
-        self.answer_sizes = self._histogram("request_generation_tokens", "Tokens of each answer.", TOKENS)
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
-        self.generated = self._counter("generation_tokens", "Tokens of answers.")
-        self.queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in stored KV.")
-        self.hits = self._counter("prefix_cache_hits", "Prompt tokens found in stored KV and not computed.")
-        self.exact = self._counter("exact_tokens", "Prompt tokens whose stored KV was exact.")
-        self.reused = self._counter(
-            "reused_tokens", "Prompt tokens whose stored KV came from another context."
-        )
-        self.recomputed = self._counter(
-            "recomputed_tokens", "Prompt tokens with stored KV that were recomputed."
-        )
-        self.fresh = self._counter("fresh_tokens", "Prompt tokens without stored KV.")
-        self.answer_hits = self._counter("answer_cache_hits", "Questions answered from the answer cache.")
+        self.seconds_and_sizes = {
+            name: Histogram(f"kvweave:{name}", text, buckets=buckets, registry=self.registry)
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        self.counts = {name: self._counter(name, text) for name, text in COUNTERS.items()}
         self.succeeded = self._counter("request_success", "Finished answers by reason.", "finished_reason")
         self.failed = self._counter(
             "request_failure", "Requests that failed or were cancelled, by reason.", "reason"
         )
         self.tier_bytes = self._gauge("kv_bytes", "Stored KV of the open stores, by tier.", "tier")
-        self.evicted = self._counter("kv_evictions", "Entries that stores have evicted from the disk.")
         self._evicted_by: WeakKeyDictionary[ChunkStore, int] = WeakKeyDictionary()
         self._guard = Lock()
         self.http = self._counter("http_requests", "HTTP requests by route and status.", "route", "status")
@@ -145,45 +105,65 @@ class Metrics:
             sizes.update({tier: totals.bytes for tier, totals in store.stats().by_tier.items()})
             with self._guard:  # two readers at once must not count an entry twice
                 evicted = store.evicted
-                self.evicted.inc(evicted - self._evicted_by.get(store, 0))
+                self.counts["kv_evictions"].inc(evicted - self._evicted_by.get(store, 0))
                 self._evicted_by[store] = evicted
         for tier, size_bytes in sizes.items():
             self.tier_bytes.labels(tier=tier).set(size_bytes)
 
     @contextmanager
-    def request(self, arrived_s: float) -> Iterator[ObservedRequest]:
-        """Measure a request that arrived at `arrived_s` (`time.perf_counter`) and runs inside this context."""
-        self.queue_s.observe(perf_counter() - arrived_s)
+    def request(self, arrived_s: float) -> Iterator[Callable[[Any], None]]:
+        """Measure a request that arrived at `arrived_s` (`time.perf_counter`); yield the function that takes its events.
+
+        Like vLLM's, the times include the time in the queue.
+        """
+        self.observe("request_queue_time_seconds", perf_counter() - arrived_s)
+        last_s = 0.0
+
+        def event(event: Any) -> None:
+            nonlocal last_s
+            if isinstance(event, Piece):
+                now = perf_counter()
+                name = "inter_token_latency_seconds" if last_s else "time_to_first_token_seconds"
+                self.observe(name, now - (last_s or arrived_s))
+                last_s = now
+            if isinstance(event, Finished):
+                self.finished(event, perf_counter() - arrived_s)
+
         try:
-            yield ObservedRequest(self, arrived_s)
+            yield event
         except BaseException as error:
             self.failed.labels(reason=type(error).__name__).inc()
             raise
 
+    def observe(self, name: str, value: float) -> None:
+        self.seconds_and_sizes[name].observe(value)
+
     def finished(self, of: Finished, seconds: float) -> None:
-        answer = of.answer
-        self.latency_s.observe(seconds)
+        answer, plan = of.answer, of.answer.plan
+        self.observe("e2e_request_latency_seconds", seconds)
         self.succeeded.labels(finished_reason=answer.finish_reason).inc()
-        if answer.plan.cache_hit is not None:
-            self.answer_hits.inc()
+        if plan.cache_hit is not None:
+            self.counts["answer_cache_hits"].inc()
             return
-        self.prefill_s.observe(answer.timing.ttft_s)
-        self.decode_s.observe(answer.timing.decode_s)
-        self.prompt_sizes.observe(of.prompt_tokens)
-        self.answer_sizes.observe(of.completion_tokens)
-        self.prompt_tokens.inc(of.prompt_tokens)
-        self.generated.inc(of.completion_tokens)
-        self.queried.inc(of.prompt_tokens)
-        self.hits.inc(of.cached_tokens)
-        for counter, name in (
-            (self.exact, "exact_tokens"),
-            (self.reused, "reused_tokens"),
-            (self.recomputed, "recomputed_tokens"),
-            (self.fresh, "fresh_tokens"),
-        ):
-            counter.inc(getattr(answer.plan, name))
+        self.observe("request_prefill_time_seconds", answer.timing.ttft_s)
+        self.observe("request_decode_time_seconds", answer.timing.decode_s)
+        self.observe("request_prompt_tokens", of.prompt_tokens)
+        self.observe("request_generation_tokens", of.completion_tokens)
+        counted = {
+            "prompt_tokens": of.prompt_tokens,
+            "generation_tokens": of.completion_tokens,
+            "prefix_cache_queries": of.prompt_tokens,
+            "prefix_cache_hits": of.cached_tokens,
+            "exact_tokens": plan.exact_tokens,
+            "reused_tokens": plan.reused_tokens,
+            "recomputed_tokens": plan.recomputed_tokens,
+            "fresh_tokens": plan.fresh_tokens,
+        }
+        for name, value in counted.items():
+            self.counts[name].inc(value)
         if of.completion_tokens > 1:
-            self.per_token_s.observe(answer.timing.decode_s / (of.completion_tokens - 1))
+            per_token_s = answer.timing.decode_s / (of.completion_tokens - 1)
+            self.observe("request_time_per_output_token_seconds", per_token_s)
 
     def text(self, vllm_model: str | None = None) -> bytes:
         """Return all metrics in Prometheus' format.
@@ -202,9 +182,6 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvweave:{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"kvweave:{name}", text, buckets=buckets, registry=self.registry)
 
 
 class _PassCounters(Collector):

@@ -1,7 +1,7 @@
 """The middleware that every request passes through before it reaches a route, in this order.
 
-It rewrites the paths of a knowledge base's own API, gives the request an id and a line in the log, checks its key, origin and
-host, refuses most requests until the model is loaded, and limits the body.
+It gives the request an id and a line in the log, checks its key, origin and host, refuses most requests until the model is loaded,
+and limits the body. All scopes are HTTP requests: `Running` has neither websockets nor a lifespan.
 """
 
 import asyncio
@@ -9,41 +9,19 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvweave.config import LOOPBACK, ServerConfig, split
 from kvweave.errors import Unauthorized
 from kvweave.server.errors import RETRY_S, ApiError, api_error
 from kvweave.server.json_logs import REQUEST_ID
 from kvweave.server.services import Services
-from kvweave.server_config import LOOPBACK, ServerConfig, split
-
-# OpenAI's API of one knowledge base: /kb/NAME/v1/… is /v1/… with `kb` set to NAME where a request leaves it out
-
-_PATH: Final = re.compile(
-    r"/kb/(?P<name>[^/]+)(?P<rest>/v1/(chat/completions|responses|completions|embeddings|models(/.*)?))"
-)
-
-
-class KnowledgeBasePaths:
-    """ASGI middleware: rewrites the path of a knowledge base's own API.
-
-    It serves clients that take a URL but cannot send the field `kb`.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (found := _PATH.fullmatch(scope["path"])):
-            rest = found["rest"]
-            scope = {**scope, "path": rest, "raw_path": rest.encode(), "kvweave.kb": found["name"]}
-        await self._app(scope, receive, send)
-
+from kvweave.server.serving.serving import Tenant
 
 # A request's id, and its line in the log
 
@@ -59,9 +37,6 @@ class RequestLog:
         self._app, self._services = app, services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get(ID_HEADER, "")
         request_id = given if _USABLE.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         REQUEST_ID.set(request_id)
@@ -98,17 +73,22 @@ class RequestLog:
         _LOG.info("request", extra={"fields": fields})
 
 
-# Access: keys and tenants, the origins of web pages, and the host names that browsers may use
+# Admission: keys and tenants, the origins of web pages, the host names that browsers may use, and whether the model is loaded
 
+STATIC: Final = "/static/"
 OPEN: Final = ("/", "/health", "/favicon.ico")
 """Paths that need no key, beside the page's files. They show nothing of a knowledge base."""
-STATIC: Final = "/static/"
 OPERATOR: Final = ("/metrics", "/v1/settings")
 """Paths that show data of all tenants."""
+WITHOUT_MODEL: Final = (*OPEN, *OPERATOR, "/openapi.json")
+"""Paths that need no model, beside the page's files."""
 
 
-class Access:
-    """ASGI middleware: finds the tenant of a request, or refuses it, before its body is read."""
+class Admission:
+    """ASGI middleware: finds the tenant of a request, or refuses it, before its body is read.
+
+    Before the model is loaded, and while the server shuts down, it answers 503 to requests that need the model.
+    """
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
@@ -117,28 +97,37 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its tenant in the state, or refuse it."""
-        if scope["type"] == "http":
-            try:
-                self._check(scope, Headers(scope=scope))
-            except ApiError as error:
-                await error.response()(scope, receive, send)
-                return
+        path, headers = scope["path"], Headers(scope=scope)
+        try:
+            self._check_page(scope["method"], headers)
+            if not (path in OPEN or path.startswith(STATIC)):
+                scope["state"]["tenant"] = self._tenant(path, _key(headers))
+            if not (path in WITHOUT_MODEL or path.startswith(STATIC)):
+                self._check_ready()
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
-        self._check_page(scope["method"], headers)
-        path = scope["path"]
-        if path in OPEN or path.startswith(STATIC):
-            return
-        key = _key(headers)
+    def _tenant(self, path: str, key: str | None) -> Tenant:
         try:
-            scope["state"]["tenant"] = found = self._services.serving.tenant(key)
+            found = self._services.serving.tenant(key)
         except Unauthorized:
-            raise unauthorized(key) from None
+            text = "Incorrect API key provided"
+            if not key:  # which the message never names
+                text = "You didn't provide an API key: send Authorization: Bearer KEY"
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, text, code="invalid_api_key", headers=headers) from None
         if path in OPERATOR and self._services.keyed and found.name is not None:
             raise ApiError(
                 403, f"{path} shows data of all tenants; send a key of --api-key", code="forbidden"
             )
+        return found
+
+    def _check_ready(self) -> None:
+        if self._services.draining or not self._services.serving.ready:
+            reason = "the server is ending" if self._services.draining else "the model is being loaded"
+            raise ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
 
     def _check_page(self, method: str, headers: Headers) -> None:
         """Refuse requests that a web page of another origin sends through a user's browser."""
@@ -161,16 +150,6 @@ class Access:
             )
 
 
-def unauthorized(key: str | None) -> ApiError:
-    """Return the error reply for a missing or wrong key, without the key."""
-    text = (
-        "Incorrect API key provided"
-        if key
-        else "You didn't provide an API key: send Authorization: Bearer KEY"
-    )
-    return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-
 def _key(headers: Headers) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
@@ -180,39 +159,10 @@ def _name(host: str) -> str:
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
-# Readiness: before the model is loaded, and while the server shuts down
-
-_WITHOUT_MODEL: Final = ("/", "/health", "/metrics", "/v1/settings", "/favicon.ico", "/openapi.json")
-"""Paths that need no model, beside the page's files."""
-
-
-class Readiness:
-    """ASGI middleware: answers 503 before the model is loaded, and while the server shuts down."""
-
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app, self._services = app, services
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = None if scope["type"] != "http" or _needs_no_model(scope["path"]) else self._reason()
-        if reason is None:
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(503, reason, code="not_ready", headers={"Retry-After": str(RETRY_S)})
-        await error.response()(scope, receive, send)
-
-    def _reason(self) -> str | None:
-        if self._services.draining:
-            return "the server is ending"
-        return None if self._services.serving.ready else "the model is being loaded"
-
-
-def _needs_no_model(path: str) -> bool:
-    return path in _WITHOUT_MODEL or path.startswith(STATIC)
-
-
 # Limits of a request's body: its size and its speed
 
 SLOWEST_BYTES_PER_S: Final = 1000.0
+_UPLOAD: Final = re.compile(r"/v1/kb/.*/documents")
 LINGER_S: Final = 2.0
 """Seconds for which the server still reads a body that it refuses: many clients read the reply only after writing the body."""
 
@@ -220,19 +170,15 @@ LINGER_S: Final = 2.0
 class BodyLimits:
     """ASGI middleware: refuses a body that is too large (413) or arrives too slowly (408), while it is read.
 
-    Args:
-        is_upload: returns whether a method and path have the larger limit.
+    An upload has a larger limit than other requests.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerConfig, is_upload: Callable[[str, str], bool]) -> None:
-        self._app, self._server, self._is_upload = app, server, is_upload
+    def __init__(self, app: ASGIApp, server: ServerConfig) -> None:
+        self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with a body that enforces the limits."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        upload = self._is_upload(scope["method"], scope["path"])
+        upload = scope["method"] == "POST" and _UPLOAD.fullmatch(scope["path"])
         most = self._server.max_upload_bytes if upload else self._server.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > most:
@@ -278,9 +224,7 @@ def _too_large(most: int) -> ApiError:
 
 
 async def _discard(receive: Receive) -> None:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body", False):
                 pass
-    except TimeoutError:
-        pass

@@ -1,6 +1,5 @@
 """GET /health, /metrics, /v1/models and /v1/settings."""
 
-import dataclasses
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -8,13 +7,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from kvweave.config import Config
+from kvweave.config import Config, all_settings
 from kvweave.facts import facts
 from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.services import services
-from kvweave.server_config import meanings
 
-router = APIRouter()
+router, models = APIRouter(), APIRouter()
 
 _SECRET = ("api_key", "tenants")
 
@@ -51,13 +49,13 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/models")
+@models.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """List the model that answers and the one that embeds."""
     return {"object": "list", "data": _models(request)}
 
 
-@router.get("/v1/models/{name:path}")
+@models.get("/v1/models/{name:path}")
 async def one_model(request: Request, name: str) -> dict[str, Any]:
     """Return the model of this name."""
     for model in _models(request):
@@ -81,21 +79,12 @@ async def settings(request: Request) -> dict[str, Any]:
 
 def list_settings(config: Config) -> list[dict[str, Any]]:
     """Return each setting's name, default, value and meaning."""
-    found = []
-    for each in dataclasses.fields(Config):
-        value = getattr(config, each.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found += _of_component(value)
-        elif each.name != "home":
-            found.append(_setting(each, value, meanings(Config)))
-    return found
-
-
-def _of_component(component: Any) -> list[dict[str, Any]]:
-    texts = meanings(type(component))
-    return [_setting(each, getattr(component, each.name), texts) for each in dataclasses.fields(component)]
-
-
-def _setting(field: Any, value: Any, texts: dict[str, str]) -> dict[str, Any]:
-    shown = "(set)" if field.name in _SECRET and value else facts(value)
-    return {"name": field.name, "default": facts(field.default), "value": shown, "help": texts[field.name]}
+    return [
+        {
+            "name": name,
+            "default": facts(setting.default),
+            "value": "(set)" if name in _SECRET and setting.value(config) else facts(setting.value(config)),
+            "help": setting.help,
+        }
+        for name, setting in all_settings().items()
+    ]

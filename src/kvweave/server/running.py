@@ -9,6 +9,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
+from kvweave.cancellation import cancellable
 from kvweave.machine import free_buffers, use_one_thread
 from kvweave.server.errors import RETRY_S, ApiError
 
@@ -50,9 +51,10 @@ class RunningRequest:
         self.cancelled.set()
 
     def run(self, work: Work) -> None:
-        """Compute the request in this thread."""
+        """Compute the request in this thread. `check_cancelled` in it raises after `cancel`."""
         try:
-            work(self._hand_over, self.cancelled)
+            with cancellable(self.cancelled.is_set):
+                work(self._hand_over, self.cancelled)
         except BaseException as error:
             self._hand_over(None, error)
         else:

@@ -2,14 +2,16 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event, Lock
 from time import perf_counter, time
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from starlette.requests import Request
 
 from kvweave.config import Config
+from kvweave.documents.file_types import MAILS, content_suffix
 from kvweave.results import AnswerCacheUse, Piece, Prefill
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
@@ -19,6 +21,8 @@ from kvweave.server.serving.serving import Serving, Tenant
 
 UPLOADS: Final = 2
 """Number of uploads indexed at once. Each uses all cores."""
+UPLOADS_FOLDER: Final = "uploads"
+"""The folder in a tenant's home that holds the uploaded files of each knowledge base."""
 CHOICES_AT_ONCE: Final = 4
 """Number of answers of one request (`n`) generated at once."""
 _PAST_QUESTIONS: Final = 500
@@ -84,7 +88,6 @@ class History:
             return list(self._past.get((tenant, kb), ()))
 
 
-@dataclass(slots=True)
 class Services:
     """The parts of a running server.
 
@@ -95,26 +98,16 @@ class Services:
         draining: whether the server is shutting down and takes no new requests.
     """
 
-    config: Config
-    serving: Serving
-    metrics: Metrics
-    questions: RequestQueue
-    uploads: RequestQueue
-    keyed: bool = False
-    draining: bool = False
-    history: History = field(default_factory=History)
-    started_s: int = field(default_factory=lambda: int(time()))
-
-    @classmethod
-    def of(cls, config: Config, serving: Serving, *, keyed: bool = False) -> Self:
-        """Return the parts of a server over `serving`."""
-        server, metrics = config.server, Metrics()
-        metrics.watch(serving.resident)
-        questions = RequestQueue("question", server.max_running, server.max_queue)
-        uploads = RequestQueue("upload", UPLOADS, server.max_queue)
-        metrics.running.set_function(lambda: questions.running + uploads.running)
-        metrics.waiting.set_function(lambda: questions.waiting + uploads.waiting)
-        return cls(config, serving, metrics, questions, uploads, keyed)
+    def __init__(self, config: Config, serving: Serving, *, keyed: bool = False) -> None:
+        self.config, self.serving, self.keyed, self.draining = config, serving, keyed, False
+        self.history, self.started_s = History(), int(time())
+        most_waiting = config.server.max_queue
+        self.questions = questions = RequestQueue("question", config.server.max_running, most_waiting)
+        self.uploads = uploads = RequestQueue("upload", UPLOADS, most_waiting)
+        self.metrics = Metrics()
+        self.metrics.watch(serving.resident)
+        self.metrics.running.set_function(lambda: questions.running + uploads.running)
+        self.metrics.waiting.set_function(lambda: questions.waiting + uploads.waiting)
 
     @property
     def busy(self) -> bool:
@@ -152,6 +145,16 @@ def tenant(request: Request) -> Tenant:
     return found
 
 
+def shown(source: str) -> str:
+    """Return the source as clients see it: of an uploaded file, only its name."""
+    path = Path(source)
+    outer = path
+    for parent in path.parents:  # an attachment inside a mail
+        if content_suffix(parent.name) in MAILS:
+            outer = parent
+    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source
+
+
 def cache_use(request: Request) -> AnswerCacheUse:
     """Return the use of the answer cache that a request's `Cache-Control` header asks for."""
     asked = {part.strip().lower() for part in request.headers.get("cache-control", "").split(",")}
@@ -160,13 +163,12 @@ def cache_use(request: Request) -> AnswerCacheUse:
     return "refresh" if "no-cache" in asked else "use"
 
 
-def check_model(request: Request, model: str | None) -> None:
-    """Raise ApiError (404) if a request names a model that is not served."""
-    name = services(request).model_name
-    if model not in (None, "", name, "kvweave", "default"):
+def check_model(asked: str | None, served: str, uses: str = "has") -> None:
+    """Raise ApiError (404) if a request asks for a model that is not served."""
+    if asked not in (None, "", served, "kvweave", "default"):
         raise ApiError(
             404,
-            f"The model `{model}` does not exist; this server has `{name}`",
+            f"The model `{asked}` does not exist; this server {uses} `{served}`",
             code="model_not_found",
             param="model",
         )
@@ -195,7 +197,7 @@ async def start(
             each = wanted[index]
             with parts.metrics.request(perf_counter() if index else arrived_s) as observed:
                 for event in of.complete(each, cancelled):
-                    observed.event(event)
+                    observed(event)
                     if isinstance(event, Finished) and each.kb is not None:
                         parts.history.add(of.name, each.kb, event)
                     if explain and isinstance(event, Finished):
@@ -215,7 +217,7 @@ async def start(
 
 def _with_kb(request: Request, asked: CompletionRequest) -> CompletionRequest:
     """Return the request with the knowledge base of its URL, if the request names neither documents, a text nor `kb`."""
-    name = request.scope.get("kvweave.kb")
+    name = request.path_params.get("kb")
     if name is None or asked.kb is not None or asked.documents or asked.text is not None:
         return asked
     return replace(asked, kb=name)

@@ -96,6 +96,6 @@ def load_reranker(model: str | None) -> "Rerank | None":
     """Return the function that scores texts for a question by a model, which it loads with the first one; None without a model."""
     if model is None:
         return None
-    from kvweave.reranking import Reranker
+    from kvweave.embedding import Reranker
 
     return Reranker(model).scores

@@ -29,7 +29,7 @@ from kvweave.models.attention import ATTENTION_NAME, ROWS_KEYWORD, AttentionCall
 from kvweave.models.forward import decoder_layers
 from kvweave.models.hooks import LayerQueries
 from kvweave.ops.blocked_attention import additive_mask
-from kvweave.recipes.attend import Causal
+from kvweave.recipes.place import Causal
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave_lab.bench.measurement import elapsed_s, read_files
 
@@ -91,7 +91,7 @@ class MaskRowPlan(RowPlan):
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Attend from every row to every key of the prompt."""
-        if call.softcap is not None:
+        if call.settings.softcap is not None:
             return super().attend(call)
         self.notify_hooks(call)
         return F.scaled_dot_product_attention(
@@ -99,7 +99,7 @@ class MaskRowPlan(RowPlan):
             call.keys,
             call.values,
             attn_mask=self._mask(call),
-            scale=call.scaling,
+            scale=call.settings.scaling,
             enable_gqa=call.query.shape[1] != call.keys.shape[1],
         )
 
@@ -110,10 +110,12 @@ class MaskRowPlan(RowPlan):
         return smaller
 
     def _mask(self, call: AttentionCall) -> Tensor:
-        if call.window not in self._masks:
+        if call.settings.window not in self._masks:
             positions = torch.arange(call.keys.shape[2], device=self.rows.device)
-            self._masks[call.window] = additive_mask(self.rows, positions, call.window, call.query.dtype)
-        return self._masks[call.window]
+            self._masks[call.settings.window] = additive_mask(
+                self.rows, positions, call.settings.window, call.query.dtype
+            )
+        return self._masks[call.settings.window]
 
 
 _TRIES = 5
@@ -239,7 +241,7 @@ class _PassRecorder:
     def on_layer(self, queries: LayerQueries) -> None:
         """Record rows and shapes, not contents."""
         width = queries.query.shape[1] * queries.query.shape[3]
-        self.layers.append(LayerRows(queries.layer, queries.rows, width, queries.window))
+        self.layers.append(LayerRows(queries.layer, queries.rows, width, queries.settings.window))
 
 
 def _weights(module: nn.Module, active_share: float) -> _Weights:

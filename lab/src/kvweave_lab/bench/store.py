@@ -250,7 +250,7 @@ def _place(adapter: Adapter, chunks: Sequence[ChunkKV]) -> None:
     g = adapter.geometry
     like = torch.empty(1, g.kv_heads, 0, g.head_width, dtype=g.dtype, device=g.device)
     for layer in range(g.layers):
-        kv_cache.layer_keys(layer, like)
+        kv_cache.layer_kv(layer, like)
     adapter.synchronize()
 
 

@@ -74,7 +74,7 @@ def _write(home: Path, model: "ModelFingerprint", found: Mapping[str, object]) -
 
     from kvweave.errors import StoreError
     from kvweave.files import write_atomically
-    from kvweave.models.critical_layers import layers_file
+    from kvweave.models.loading import layers_file
 
     path = layers_file(home, model)
     text = dumps({"model": model.name, **found}, indent=2) + "\n"

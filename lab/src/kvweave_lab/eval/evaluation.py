@@ -10,7 +10,7 @@ import kvweave
 from kvweave.documents.chunking import Chunker
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
-from kvweave.models.critical_layers import middle_layers
+from kvweave.models.support import middle_layers
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.comparisons import Matrix, StorageCost, matrices, storage_costs
 from kvweave_lab.eval.grid import Case, Suite, candidates_of, evaluate, generated_cases

@@ -17,9 +17,9 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowPlan
 from kvweave.models.hooks import AttentionHook, AttentionProbe
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.attend import Attend
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.place import Attend
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Matched, PrefillRequest, PrefillResult

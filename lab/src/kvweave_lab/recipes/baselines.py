@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.match import MatchSystemThenChunk
 from kvweave.recipes.place import Placement, TruePositions
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Bare
@@ -26,7 +26,7 @@ def naive() -> Recipe:
         (`--prepare isolated` and others) stay right after it instead of at the front.
     Relations: `direct` repairs the positions, `reuse` the sinks as well.
     """
-    return Recipe("naive", prepare=Bare(), place=StoredPositions())
+    return Recipe("naive", prepare=Bare(), match=MatchSystemThenChunk(), place=StoredPositions())
 
 
 def direct() -> Recipe:
@@ -38,7 +38,7 @@ def direct() -> Recipe:
     Differs from the paper: keys are stored before rotation, so moving them is exact to the bit.
     Relations: `reuse` prefills after the system prefix and so has no sink at every chunk's start.
     """
-    return Recipe("direct", prepare=Bare())
+    return Recipe("direct", prepare=Bare(), match=MatchSystemThenChunk())
 
 
 def random() -> Recipe:
@@ -50,7 +50,7 @@ def random() -> Recipe:
     Differs from the paper: nothing to differ from.
     Relations: every selective recipe at the same ratio.
     """
-    return Recipe("random", match=MatchPathThenChunk(), select=TopScores(RandomScore()), ratio=0.15)
+    return Recipe("random", select=TopScores(RandomScore()), ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.models.hooks import AttentionHook, Update
+from kvweave.models.hooks import AttentionHook, LayerQueries
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
-from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.recompute import SelectedRows
+from kvweave.recipes.recipe import Recipe, SelectedRows
 from kvweave.recipes.select import TopScores
+from kvweave_lab.recipes.idealised import stored_values
+from kvweave_lab.recipes.row_schedule import scheduled
 
 
 def with_keys() -> Recipe:
@@ -88,10 +89,8 @@ class LayerByLayer:
         return request.adapter.compute(
             state.kv_cache,
             request.prompt.token_ids,
-            state.plan(schedule.rows, *hooks),
+            scheduled(state.plan(schedule.rows, schedule, *hooks), state.kv_cache, schedule),
             capture=capture,
-            hook=schedule,
-            row_schedule=schedule,
         )
 
 
@@ -107,7 +106,7 @@ class _ShrinkingRows:
     """Measures how far the rows of a pass are off in each layer, and keeps those that are furthest off."""
 
     def __init__(self, state: PrefillState, counts: Sequence[int]) -> None:
-        self._fresh = state.fresh
+        self._state = state
         self._counts = counts
         self._running, self._off = state.stale, state.second_layer.values.square().sum(dim=(0, 2))
         self._keep(counts[0])
@@ -115,7 +114,7 @@ class _ShrinkingRows:
     @property
     def rows(self) -> Tensor:
         """The rows that run now, fresh ones among them."""
-        return torch.cat([self._running, self._fresh]).sort().values
+        return torch.cat([self._running, self._state.fresh]).sort().values
 
     def rows_for(self, layer: int) -> Tensor | None:
         if self._counts[layer] == self._running.numel():
@@ -123,10 +122,11 @@ class _ShrinkingRows:
         self._keep(self._counts[layer])
         return self.rows
 
-    def on_layer(self, update: Update) -> None:
-        if update.layer >= SECOND_LAYER:  # before that, nothing is off
-            places = torch.searchsorted(update.rows, self._running.to(update.rows.device))
-            off = update.values[:, places].float() - update.stale_values[:, places].float()
+    def on_layer(self, queries: LayerQueries) -> None:
+        if queries.layer >= SECOND_LAYER:  # before that, nothing is off
+            places = torch.searchsorted(self._state.stale, self._running)
+            stale = stored_values(self._state, queries.layer)[:, places].to(queries.values.device)
+            off = queries.values[0][:, self._running.to(stale.device)].float() - stale.float()
             self._off = off.square().sum(dim=(0, 2)).cpu()
 
     def _keep(self, count: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.hooks import StopAtLayer, UnrotatedQueries
+from kvweave.models.hooks import LayerQueries, StopAtLayer
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
@@ -84,14 +84,28 @@ class IsolatedQuestionProducts:
         system, question = prompt.spans[0], prompt.spans[-1]
         ids = (*prompt.ids(system), *prompt.ids(question))
         prefix = state.matched[0].kv
-        queries = UnrotatedQueries(layers={layer})
+        queries = _Queries(layer)
         known = prefix.tokens if prefix is not None else 0
         plan = adapter.rows(torch.arange(known, len(ids)))
         plan.hooks += [queries, StopAtLayer(layer)]
         kv_cache = adapter.new_cache(len(ids), [PlacedSpan(prefix, 0, 0)] if prefix is not None else [])
         adapter.run_partial(kv_cache, ids, plan)
         places = state.question_rows - question.start + system.tokens - known
-        return queries.of(layer)[0][:, places.to(adapter.geometry.device)].float()
+        # Rotated backwards, they are what they were before their rotation, but for a factor that all of them share.
+        angles = adapter.rotation.angles(-plan.rows, len(ids), queries.found)
+        return angles.rotate(layer, queries.found)[0][:, places.to(adapter.geometry.device)].float()
+
+
+class _Queries:
+    """Keeps the queries of one layer, (1, H, T, D)."""
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+        self.found = torch.empty(0)
+
+    def on_layer(self, queries: LayerQueries) -> None:
+        if queries.layer == self._layer:
+            self.found = queries.query
 
 
 def _products(queries: Tensor, kv: ChunkKV, layer: int) -> Tensor:

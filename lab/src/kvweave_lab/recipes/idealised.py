@@ -55,14 +55,14 @@ class TrueResidual:
         norms = [
             residual_norms(
                 full.weights[number, rows - first], whole.layers[layer].values[0][:, rows],
-                stale.weights[number, rows - first], _stored_values(state, layer).to(rows.device),
+                stale.weights[number, rows - first], stored_values(state, layer).to(rows.device),
             )
             for number, layer in enumerate(votes.layers)
         ]  # fmt: skip
         return torch.stack(norms).mean(dim=0).cpu()
 
 
-def _stored_values(state: PrefillState, layer: int) -> Tensor:
+def stored_values(state: PrefillState, layer: int) -> Tensor:
     """Return the values of the stale tokens, (G, n, D)."""
     values = [m.kv.layer(layer)[1] for m in state.matched if m.origin == "reused" and m.kv is not None]
     return torch.cat(values, dim=1)

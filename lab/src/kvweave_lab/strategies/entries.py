@@ -15,7 +15,7 @@ from torch import Tensor
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import Layout, Owner
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile
-from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
 from kvweave.decode.shared_state import SharedState, Strategy
 from kvweave.decode.store.frames import gather_pages
 from kvweave.errors import StoreError
@@ -92,11 +92,13 @@ class SequencePages:
         self._file.write(int(self.page_numbers([page])[0]), [buffer.view])
 
 
-class TopEntries:
+class TopEntries(Retriever):
     """One layer's entries in the order of the text; attention to the top ones of an exact scan.
 
     Tensor letters: G KV heads, R query rows of a head's group, n entries, P pages, D head width. The page cache holds
     pages of values, each under its number as a cluster.
+
+    Nothing is prefetched: the scan needs all frames, and the selected entries change with every query.
     """
 
     def __init__(self, layer: int, shared: SharedState, hooks: CacheHooks) -> None:
@@ -124,19 +126,6 @@ class TopEntries:
     def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
         """Append entries (G, n, D)."""
         self.fill(keys, values, None)
-
-    def accepts(self, count: int, budget: TokenBudget) -> int:
-        """Accept all."""
-        return count
-
-    def prefetch_centroids(self) -> None:
-        """Read nothing: the scan needs all frames."""
-
-    def prefetch(self) -> None:
-        """Read nothing: the selected entries change with every query."""
-
-    def finish_pass(self, budget: TokenBudget) -> None:
-        """Do nothing: no work is deferred."""
 
     def attend(self, attention: PartialAttention, limit: int) -> int:
         """Scan all keys, and attend to the `limit` best entries of each head."""

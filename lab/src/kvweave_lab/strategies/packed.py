@@ -1,5 +1,6 @@
 """Clusters on disk without free space between them, so that growth moves all later clusters of a head."""
 
+import os
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -104,7 +105,9 @@ class PackedStore(ClusterStore):
         """Move pages, the last ones first; no reads may be in flight."""
         file, page_bytes, most = self.pages.file, self.entry_format.page_bytes, self.pages.largest_pages
         buffer = AlignedBuffer(most * page_bytes)
-        end = min(move.first + move.pages, file.length_bytes // page_bytes)  # nothing is written beyond
+        end = min(
+            move.first + move.pages, os.fstat(file.descriptor).st_size // page_bytes
+        )  # nothing is written beyond
         while end > move.first:
             start = max(move.first, end - most)
             part = buffer.view[: (end - start) * page_bytes]

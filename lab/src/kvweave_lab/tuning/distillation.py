@@ -16,7 +16,7 @@ from kvweave.models.attention import ATTENTION_NAME
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
 from kvweave.ops.scores import Offsets, top_tokens
-from kvweave.recipes.auxiliary import AuxiliaryModel
+from kvweave.recipes.methods.cacheclip import AuxiliaryModel
 from kvweave.recipes.request import Budget
 from kvweave.recipes.select import last_layer
 from kvweave.types import Prompt

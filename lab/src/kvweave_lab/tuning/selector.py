@@ -14,7 +14,7 @@ import torch
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.models.loading import AUXILIARY_NAME, load_model
-from kvweave.recipes.auxiliary import AuxiliaryModel
+from kvweave.recipes.methods.cacheclip import AuxiliaryModel
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Prompt
 from kvweave_lab.tuning.distillation import (

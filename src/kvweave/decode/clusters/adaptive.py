@@ -62,7 +62,12 @@ class AdaptiveClusters(ClusterRetriever):
         """Split a cluster with its buffered entries: the larger half stays, the other gets a home of its own."""
         store, counts, entry_format = self.store, self.shared.counts, self.store.entry_format
         self.reserve(clusters=1, rows=2 + self.table.heads)  # two halves, and a joined cluster per head
-        entries = self._load_entries(head, cluster)  # (n, E)
+        before = counts.bytes_read
+        store.load([(self.layer, head, cluster)])
+        counts.split_bytes_read += counts.bytes_read - before
+        stored = store.entries(self.layer, head, cluster)
+        entries = torch.cat([stored, self.buffer.pop(head, cluster)])  # (n, E)
+        store.page_cache.unpin_all()
         keys = self.with_centre(entry_format.decode(entries)[0].float(), head)
         count = entries.shape[0]
         side = split_in_two(keys, max(self.shared.settings.clusters.max_entries, (count + 1) // 2))
@@ -74,14 +79,3 @@ class AdaptiveClusters(ClusterRetriever):
             self.describe(head, number, keys[part])
         counts.splits += 1
         counts.moved_bytes += entry_format.page_count(int(side.sum())) * entry_format.page_bytes
-
-    def _load_entries(self, head: int, cluster: int) -> Tensor:
-        """Read a cluster, and return its entries with the buffered ones, which leave the buffer."""
-        counts = self.shared.counts
-        before = counts.bytes_read
-        self.store.load([(self.layer, head, cluster)])
-        counts.split_bytes_read += counts.bytes_read - before
-        stored = self.store.entries(self.layer, head, cluster)
-        entries = torch.cat([stored, self.buffer.pop(head, cluster)])
-        self.store.page_cache.unpin_all()
-        return entries

@@ -21,7 +21,6 @@ class BufferedEntries:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the entries."""
         return self.entries.nbytes
 
     def growth_bytes(self, head: int) -> int:
@@ -55,7 +54,6 @@ class BufferedEntries:
         return popped
 
     def owners(self, head: int) -> list[int]:
-        """Return the clusters for which entries of a head are buffered."""
         return [int(owner) for owner in np.unique(self._owners[head, : self.count[head]])]
 
     def fullest(self, head: int) -> int:
@@ -70,7 +68,6 @@ class BufferedEntries:
         return self.entries[:, :longest], valid[:, None]
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies, for `restore`."""
         return {
             "entries": self.entries.clone(),
             "owners": torch.from_numpy(self._owners.copy()),
@@ -78,6 +75,5 @@ class BufferedEntries:
         }
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned."""
         self.entries = state["entries"].clone()
         self._owners, self.count = state["owners"].numpy().copy(), state["count"].numpy().copy()

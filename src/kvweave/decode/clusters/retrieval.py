@@ -6,7 +6,6 @@ H query heads, C clusters, D head width, E bytes of an entry.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from kvweave.decode.cluster_table import ClusterTable, layer_keys
 from kvweave.decode.clusters.buffers import BufferedEntries
 from kvweave.decode.clusters.selection import score_clusters, select_clusters, top_entries
 from kvweave.decode.disk.layout import co_retrievals, neighbour_order
-from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
 from kvweave.decode.shared_state import SharedState
 from kvweave.ops.kmeans import k_means, nearest, split_in_two
 from kvweave.ops.partial_attention import PartialAttention
@@ -29,7 +28,7 @@ Portion = list[NDArray[np.int64]]
 """Selected clusters of each head that are attended to together."""
 
 
-class ClusterRetriever(ABC):
+class ClusterRetriever(Retriever, ABC):
     """Entries of one layer in clusters (DynaKV §2.1): a query attends to the best clusters, or to their best entries.
 
     Rounded entries hold keys without `centre`, the mean of each head's first keys (G, D) float32. A channel that is large in every
@@ -67,12 +66,10 @@ class ClusterRetriever(ABC):
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the buffered entries."""
         return self.buffer.resident_bytes
 
     @property
     def empty(self) -> bool:
-        """Whether there are no clusters yet."""
         return not self.table.count.any()
 
     def accepts(self, count: int, budget: TokenBudget) -> int:
@@ -122,7 +119,6 @@ class ClusterRetriever(ABC):
             self.insert(points[:, number], entries[:, number], budget)
 
     def prefetch_centroids(self) -> None:
-        """Start reading the layer's centroids."""
         if not self.empty:
             self.reserve(clusters=0, rows=0)
             self.shared.centroids.prefetch(self.layer)
@@ -156,7 +152,6 @@ class ClusterRetriever(ABC):
         return attended + int(entries.sum())
 
     def finish_pass(self, budget: TokenBudget) -> None:
-        """Do deferred work, then release the centroids."""
         self.finish_deferred(budget)
         self.shared.centroids.release(self.layer)
 
@@ -218,19 +213,42 @@ class ClusterRetriever(ABC):
         centroids.put(self.layer, head, cluster, centroid + (key - centroid) / size)
 
     def _clusters(self, keys: Tensor, assigned: Tensor) -> list[Tensor]:
-        """Return the indices of each cluster's keys (n, D)."""
-        return _split_into_clusters(keys, assigned, self.shared.settings.clusters.max_entries)
+        """Return the indices of each cluster's keys, given keys (n, D) and their assignment (n,) by k-means.
+
+        Empty clusters are left out, and those that are too large are split.
+        """
+        order = assigned.argsort(stable=True)
+        pending = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
+        clusters: list[Tensor] = []
+        while pending:
+            own = pending.pop()
+            if own.numel() <= self.shared.settings.clusters.max_entries:
+                clusters.append(own)
+                continue
+            side = split_in_two(keys[own], own.numel() - 1)
+            pending += [own[~side], own[side]]
+        return clusters[::-1]
 
     def _write_order(
         self, keys: Tensor, clusters: list[list[Tensor]], queries: Tensor | None
     ) -> list[list[int]]:
-        """Return for each head the order in which its clusters are written."""
-        settings = self.shared.settings
+        """Return for each head the order in which its clusters are written: those retrieved together become neighbours.
+
+        `keys` are (G, n, D) float32, `clusters` the indices of each cluster's keys per head. Each row of `queries` (H, T, D)
+        counts as one retrieval.
+        """
         if queries is None or queries.shape[1] == 0:
             return [list(range(len(own))) for own in clusters]
-        stored, budget = keys.shape[1], settings.kv_budget
-        entries = self.candidates * (budget * stored if budget <= 1 else budget)
-        return _neighbour_write_order(keys, clusters, queries, int(min(entries, stored)))
+        stored, budget = keys.shape[1], self.shared.settings.kv_budget
+        limit = int(min(self.candidates * (budget * stored if budget <= 1 else budget), stored))
+        grouped = queries.float().cpu().unflatten(0, (keys.shape[0], -1))  # (G, H/G, T, D)
+        orders = []
+        for head, own in enumerate(clusters):
+            centroids = torch.stack([keys[head, part].mean(0) for part in own])  # (C, D)
+            sizes = np.array([part.numel() for part in own])
+            retrieved = _retrievals(grouped[head], centroids, sizes, limit)
+            orders.append(neighbour_order(co_retrievals(retrieved)))
+        return orders
 
     def _without_centre(self, keys: Tensor) -> Tensor:
         return keys if self.centre is None else keys - self.centre[:, None].to(keys.device)
@@ -318,7 +336,6 @@ class ClusterRetriever(ABC):
             store.release(own)
 
     def _attend_portion(self, attention: PartialAttention, portion: Portion) -> None:
-        """Attend to all entries of loaded clusters."""
         device = attention.query.device
         numbers, counts = self.store.locate(self.layer, portion)
         keys, values = self.with_centre(self.store.keys(numbers)), self.store.values(numbers)
@@ -351,45 +368,6 @@ class ClusterRetriever(ABC):
 def _valid(numbers: Tensor, counts: NDArray[np.int64]) -> Tensor:
     """Return which of the numbers (G, n) from `locate` belong to a head, given the heads' counts (G,)."""
     return torch.arange(numbers.shape[1]) < torch.from_numpy(counts)[:, None]
-
-
-def _split_into_clusters(keys: Tensor, assigned: Tensor, max_entries: int) -> list[Tensor]:
-    """Return the indices of each cluster's keys, given keys (n, D) and their assignment (n,) by k-means.
-
-    Empty clusters are left out, and those above `max_entries` are split.
-    """
-    order = assigned.argsort(stable=True)
-    pending = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
-    clusters: list[Tensor] = []
-    while pending:
-        own = pending.pop()
-        if own.numel() <= max_entries:
-            clusters.append(own)
-            continue
-        side = split_in_two(keys[own], own.numel() - 1)
-        pending += [own[~side], own[side]]
-    return clusters[::-1]
-
-
-def _neighbour_write_order(
-    keys: Tensor, clusters: Sequence[Sequence[Tensor]], queries: Tensor, limit: int
-) -> list[list[int]]:
-    """Return for each head the order in which its clusters are written: those retrieved together become neighbours.
-
-    Args:
-        keys: (G, n, D) float32.
-        clusters: indices of each cluster's keys, per head.
-        queries: (H, T, D); each row is counted as one retrieval.
-        limit: entries that a row retrieves per head.
-    """
-    grouped = queries.float().cpu().unflatten(0, (keys.shape[0], -1))  # (G, H/G, T, D)
-    orders = []
-    for head, own in enumerate(clusters):
-        centroids = torch.stack([keys[head, part].mean(0) for part in own])  # (C, D)
-        sizes = np.array([part.numel() for part in own])
-        retrieved = _retrievals(grouped[head], centroids, sizes, limit)
-        orders.append(neighbour_order(co_retrievals(retrieved)))
-    return orders
 
 
 def _retrievals(queries: Tensor, centroids: Tensor, sizes: NDArray[np.int64], limit: int) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -142,7 +143,6 @@ class Centroids:
         return [[own.columns, own.first_page, own.pages, own.checksum] for own in self.layers]
 
     def restore(self, state: list[list[int]]) -> None:
-        """Restore what `state` returned, with the same file."""
         for own, (columns, first_page, pages, checksum) in zip(self.layers, state, strict=True):
             own.columns = own.written = columns
             own.checksum = checksum
@@ -150,21 +150,17 @@ class Centroids:
             self._end_page = max(self._end_page, first_page + pages)
 
     def sync(self) -> None:
-        """Sync the file to disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     @property
     def _loaded_bytes(self) -> int:
-        """Memory of the layers that are loaded."""
         return sum(len(own.buffer.view) for own in self.layers if own.buffer is not None)
 
     @property
     def _largest_bytes(self) -> int:
-        """Memory that the largest layer takes when it is loaded."""
         return self._capacity(max((own.columns for own in self.layers), default=0))[1]
 
     def _capacity(self, columns: int) -> tuple[int, int]:
@@ -205,9 +201,10 @@ class Centroids:
         else:
             # All pages of new columns, also rows of heads without such a cluster: unwritten disk does not read as zero.
             new = range(max(0, self._page_count(own.written) - 1), needed)
-            for first, end in _runs(sorted({*self._pages_of(own.changed), *new})):
-                part = own.buffer.view[first * page_bytes : end * page_bytes]
-                self._file.write(own.first_page + first, [part])
+            pages = np.array(sorted({*self._pages_of(own.changed), *new}), np.int64)
+            for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+                part = own.buffer.view[int(run[0]) * page_bytes : (int(run[-1]) + 1) * page_bytes]
+                self._file.write(own.first_page + int(run[0]), [part])
         own.written = own.columns
         own.checksum = self._checksum(own, own.written)
         own.changed.clear()
@@ -226,14 +223,3 @@ class Centroids:
             start = (cluster * self._heads + head) * row_bytes
             found.update(range(start // page_bytes, (start + row_bytes - 1) // page_bytes + 1))
         return found
-
-
-def _runs(pages: list[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs (first, end)."""
-    runs: list[tuple[int, int]] = []
-    for page in pages:
-        if runs and runs[-1][1] == page:
-            runs[-1] = (runs[-1][0], page + 1)
-        else:
-            runs.append((page, page + 1))
-    return runs

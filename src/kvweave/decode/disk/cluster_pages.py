@@ -47,7 +47,6 @@ class ClusterPages:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory of the buffers."""
         return len(self._buffer.view)
 
     def page_count(self, key: ClusterKey) -> int:
@@ -98,7 +97,6 @@ class ClusterPages:
             self.file.write(int(own.min()), [self._buffer.view[: len(own) * page_bytes]])
 
     def write_first(self, key: ClusterKey, memory: PageMemory, frames: Sequence[int]) -> None:
-        """Write frames as the first pages of a cluster."""
         self._write(self._numbers_of(key, 0, len(frames)), memory, frames)
 
     def write_last(self, keys: ClusterKeys, memory: PageMemory, frames: Sequence[int]) -> None:

@@ -32,7 +32,6 @@ class EntryFormat:
 
     @cached_property
     def entry_bytes(self) -> int:
-        """Length of an entry."""
         return -(-self._payload_bytes // 8) * 8
 
     @cached_property
@@ -42,7 +41,6 @@ class EntryFormat:
 
     @cached_property
     def page_entries(self) -> int:
-        """Entries in a page."""
         return self.page_bytes // self.entry_bytes
 
     @cached_property
@@ -113,7 +111,6 @@ class EntryFormat:
         return self._half(entries, half)
 
     def _half(self, entries: Tensor, half: int) -> Tensor:
-        """Return the keys (half 0) or values (half 1) of entries."""
         if self.storage == "exact":
             rows = entries[..., : 2 * self.width * self.dtype.itemsize].view(self.dtype)
             return rows[..., half * self.width : (half + 1) * self.width]

@@ -66,7 +66,6 @@ class DualHeadPools:
         return first
 
     def free(self, owner: Owner, home: int) -> None:
-        """Free a half."""
         self._free[owner].append(home)
 
     def page_numbers(self, homes: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -75,14 +74,12 @@ class DualHeadPools:
         return homes // 2 * 2 * self.home_pages + inward
 
     def state(self) -> dict[str, object]:
-        """Return JSON values for `restore`."""
         return {
             "pools": self.pools,
             "open": [[*owner, homes] for owner, homes in self._free.items() if homes],
         }
 
     def restore(self, state: dict[str, object]) -> None:
-        """Restore what `state` returned."""
         self.pools = int(state["pools"])  # type: ignore[call-overload]
         for layer, head, homes in state["open"]:  # type: ignore[attr-defined]
             self._free[layer, head] = list(homes)

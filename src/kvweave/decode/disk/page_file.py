@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
@@ -88,12 +88,8 @@ class PageFile:
 
         Raises StoreFull if there is no space left, StoreError for any other failure.
         """
-        views = list(buffers)
-        at = first * self.page_bytes
         self._counts.writes += 1
-        for start in range(0, len(views), _MAX_BUFFERS):
-            some = views[start : start + _MAX_BUFFERS]
-            length = sum(map(len, some))
+        for some, at, length in self._batches(first, list(buffers)):
             try:
                 written = os.pwritev(self.descriptor, some, at)
             except OSError as error:
@@ -103,21 +99,14 @@ class PageFile:
                     f"only {written} of {length} bytes of KV could be written: the disk is full; free some space or name "
                     "another folder"
                 )
-            at += length
             self._counts.pages_written += length // self.page_bytes
             self._counts.bytes_written += length
 
     def sync(self) -> None:
-        """Sync the file to disk."""
         try:
             os.fsync(self.descriptor)
         except OSError as error:
             raise _store_error(error, "written") from error
-
-    @property
-    def length_bytes(self) -> int:
-        """Length of the file."""
-        return os.fstat(self.descriptor).st_size
 
     def close(self) -> None:
         """Wait for reads in flight and close; closing twice is fine."""
@@ -139,7 +128,6 @@ class PageFile:
         return descriptor
 
     def _open_direct(self, name: Path, flags: int) -> int:
-        """Open with O_DIRECT if possible."""
         if self.direct:
             try:
                 return os.open(name, flags | os.O_DIRECT, 0o600)
@@ -153,23 +141,27 @@ class PageFile:
 
     def _read_runs(self, runs: Sequence[Run]) -> None:
         for run in runs:
-            at = run.first * self.page_bytes
-            for start in range(0, len(run.buffers), _MAX_BUFFERS):
-                some = run.buffers[start : start + _MAX_BUFFERS]
-                self._read_into(some, at)
-                at += sum(map(len, some))
+            for some, at, length in self._batches(run.first, run.buffers):
+                try:
+                    read = os.preadv(self.descriptor, some, at)
+                except OSError as error:
+                    raise _store_error(error, "read") from error
+                if read != length:
+                    raise StoreError(
+                        f"the file of KV ends at byte {at + read}, {length - read} bytes early: it was cut short; start again "
+                        "from the text"
+                    )
 
-    def _read_into(self, buffers: Sequence[memoryview], at: int) -> None:
-        length = sum(map(len, buffers))
-        try:
-            read = os.preadv(self.descriptor, buffers, at)
-        except OSError as error:
-            raise _store_error(error, "read") from error
-        if read != length:
-            raise StoreError(
-                f"the file of KV ends at byte {at + read}, {length - read} bytes early: it was cut short; start again from "
-                "the text"
-            )
+    def _batches(
+        self, first: int, buffers: Sequence[memoryview]
+    ) -> Iterator[tuple[Sequence[memoryview], int, int]]:
+        """Divide what starts at page `first` by system calls: the buffers, place and length in bytes of each."""
+        at = first * self.page_bytes
+        for start in range(0, len(buffers), _MAX_BUFFERS):
+            some = buffers[start : start + _MAX_BUFFERS]
+            length = sum(map(len, some))
+            yield some, at, length
+            at += length
 
 
 def wait_for(reads: "Sequence[Future[None]]") -> None:

@@ -82,11 +82,9 @@ class ClusterReads:
         self.wait([key for key in self._in_flight if key[0] == layer])
 
     def wait_for_all(self) -> None:
-        """As `wait`, for all clusters."""
         self.wait(list(self._in_flight))
 
     def cancel(self) -> None:
-        """Cancel reads that have not started."""
         for batch in set(self._in_flight.values()):
             for read in batch.reads:
                 read.cancel()

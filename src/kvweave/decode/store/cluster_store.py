@@ -52,7 +52,6 @@ class ClusterStore:
     # Create and grow clusters
 
     def new_cluster(self, layer: int, head: int) -> int:
-        """Add an empty cluster; return its number."""
         return self.tables[layer].new_cluster(head, self.pages.layout.allocate((layer, head)))
 
     def create(self, layer: int, head: int, entries: Tensor) -> int:
@@ -150,7 +149,6 @@ class ClusterStore:
         return room if self.device is None else min(room, self.device.page_cache.frames.count)
 
     def count_hits(self, keys: ClusterKeys) -> tuple[int, int]:
-        """Return how many clusters are in memory since an earlier request, and how many because of a prefetch."""
         without_copy = self._without_copy(keys)
         hits, prefetched = self.page_cache.count_hits(without_copy)
         return len(keys) - len(without_copy) + hits, prefetched
@@ -194,7 +192,6 @@ class ClusterStore:
         return self.entry_format.keys_at(self._attended_pages, numbers.to(self._attended_pages.device))
 
     def values(self, numbers: Tensor) -> Tensor:
-        """Return the values (…, D) of entries that `locate` numbered."""
         return self.entry_format.values_at(self._attended_pages, numbers.to(self._attended_pages.device))
 
     def release(self, keys: ClusterKeys) -> None:
@@ -259,7 +256,6 @@ class ClusterStore:
             )
 
     def close(self) -> None:
-        """Cancel reads and close the file."""
         self._reads.cancel()
         self.pages.file.close()
 
@@ -271,7 +267,6 @@ class ClusterStore:
 
     @property
     def _attended_pages(self) -> Tensor:
-        """The memory that attention reads."""
         return self._frames.pages if self.device is None else self.device.pages
 
     @property
@@ -280,7 +275,6 @@ class ClusterStore:
         return 2 * self.pages.largest_pages + 2
 
     def _without_copy(self, keys: ClusterKeys) -> ClusterKeys:
-        """Return the clusters that have no copy on the device."""
         return keys if self.device is None else self.device.page_cache.missing(keys)
 
     def _fitting(self, keys: ClusterKeys, room: int) -> int:
@@ -293,7 +287,6 @@ class ClusterStore:
         self.pages.reserve(key, pages)
 
     def _set_content(self, key: ClusterKey, entries: Tensor) -> None:
-        """Set size and checksum of a cluster."""
         layer, head, cluster = key
         self.tables[layer].sizes[head, cluster] = entries.shape[0]
         self.tables[layer].checksums[head, cluster] = self.entry_format.checksum(entries)
@@ -319,7 +312,6 @@ class ClusterStore:
         return frame
 
     def _discard(self, key: ClusterKey) -> None:
-        """Discard all that is in memory of a cluster."""
         self._reads.wait([key])
         if key in self.page_cache:
             self._frames.free(self.page_cache.remove(key))

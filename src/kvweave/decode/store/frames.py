@@ -22,7 +22,6 @@ class FrameAllocator:
 
     @property
     def free_count(self) -> int:
-        """Number of frames that are not in use."""
         return len(self._returned) + self._end - self._untouched
 
     def allocate(self, number: int) -> list[int]:
@@ -54,12 +53,10 @@ class FramePool(FrameAllocator):
 
     @property
     def touched_bytes(self) -> int:
-        """Memory in use."""
         return (self._untouched - len(self._withdrawn)) * self.page_bytes
 
     @property
     def withdrawn(self) -> int:
-        """Number of withdrawn frames."""
         return self._full_count - self.count
 
     def withdraw(self, number: int) -> None:

@@ -227,7 +227,6 @@ class PageCache(Generic[F]):
         return list(zip(key_list(self._keys[slots]), facts.T.tolist(), strict=True))
 
     def restore_facts(self, key: ClusterKey, facts: list[int]) -> None:
-        """Restore the facts of a cluster in memory that `state` returned."""
         slot = self._known_slot(key)
         self._facts[:_STATE_FACTS, slot] = facts[:_STATE_FACTS]
         self._unwritten[slot] = facts[_STATE_FACTS]
@@ -241,7 +240,6 @@ class PageCache(Generic[F]):
         self._pinned.append(here)
 
     def unpin_all(self) -> None:
-        """Unpin all clusters."""
         for slots in self._pinned:
             self._let_leave(slots[self._stays[slots] & _PINNED > 0], _PINNED)
         self._pinned.clear()
@@ -251,7 +249,6 @@ class PageCache(Generic[F]):
         self._keep(self._known_slots(keys), _READ)
 
     def unmark_reading(self, keys: ClusterKeys) -> None:
-        """End `mark_reading`."""
         self._let_leave(self._known_slots(keys), _READ)
 
     def being_read(self, keys: ClusterKeys) -> NDArray[np.int64]:

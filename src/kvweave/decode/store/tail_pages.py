@@ -44,7 +44,6 @@ class TailPages:
         return np.fromiter(found, np.bool_, len(keys))
 
     def frame_of(self, key: ClusterKey) -> int:
-        """Return the frame of a tail."""
         return self._tails[key[:2]][key[2]]
 
     def add(self, key: ClusterKey, frame: int) -> None:

@@ -1,12 +1,11 @@
 """Reads e-mails (.eml) and mailboxes (.mbox) with the standard library.
 
-Sender, date and subject are repeated with every chunk. Attachments become documents. If an e-mail is indexed itself, quotations of it
-in replies are left out.
+Sender, date and subject are repeated with every chunk. Attachments become documents. If an e-mail is indexed itself, what replies
+quote of it is left out (`mail_quotes`).
 """
 
-import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from email import message_from_bytes
 from email.header import decode_header, make_header
@@ -15,29 +14,30 @@ from email.policy import compat32
 from pathlib import Path
 from typing import Final
 
-from kvweave.documents.encodings import decode
+from kvweave.documents.encodings import decode, decode_as
 from kvweave.documents.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean
+from kvweave.documents.file_types import content_suffix
+from kvweave.documents.formats.mail_quotes import QuotedMail, without_quotes, words_of
 from kvweave.documents.html import Extent, HtmlText, read_html
 from kvweave.errors import UnreadableDocument
 
-_FROM_LINE: Final = re.compile(rb"(?:\A|\n\r?\n)From [^\n]*\n")
+_FROM_LINE: Final = re.compile(
+    rb"(?:\A|\n\r?\n)From (?:(?<=\AFrom )[^\n]*|[^\s]+\s*?|[^\n]*\d:\d\d[^\n]*)\n(?=[!-9;-~]+:|>From )"
+)
+"""The line before a message: it has one word or a time, and the message's header follows. A paragraph may begin with "From" too."""
+
 _ESCAPED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
 _MESSAGE_ID: Final = re.compile(r"<[^<>\s]+>")
 _ENCRYPTED: Final = frozenset({"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"})
 _HEADER_BYTES: Final = 1 << 16
 _MAX_PARTS: Final = 1000
+_MAX_DEPTH: Final = 50
+_MAX_QUOTED: Final = 10
+"""How many of the e-mails that a reply names are searched for what it quotes."""
 
-_QUOTED: Final = re.compile(r"^[ \t]?>.*$")
-_ATTRIBUTION: Final = re.compile(r"^(?=.*\S).{0,300}[:：][ \t]*$")
-_FORWARDED: Final = re.compile(
-    r"^\s*-{2,}\s*(Original Message|Ursprüngliche Nachricht|Originalnachricht|Message d'origine|Mensaje original|"
-    r"Messaggio originale|Oorspronkelijk bericht|原始邮件|Исходное сообщение)\s*-{2,}\s*$",
-    re.IGNORECASE,
-)
-_HEADER_BLOCK: Final = re.compile(r"^\*?(From|Von|De|Da|Van|发件人|От)\s?[:：]\*?\s*\S")
-_HEADER_NEXT: Final = re.compile(
-    r"^\*?(Sent|Date|To|Gesendet|Datum|An|Envoyé|À|Enviado|Para|Inviato|A|Verzonden|Aan|发送时间|收件人|Отправлено|Кому)\s?[:：]"
-)
+_MAX_KEPT: Final = 100
+_SAME_SHARE: Final = 0.6
+"""The plain text of an e-mail with at least this share of the words of its HTML says the same."""
 
 
 def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
@@ -48,7 +48,7 @@ def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
     if message.get_content_type() in _ENCRYPTED:
         raise UnreadableDocument("encrypted e-mail; save a decrypted copy")
     built = TextBuilder()
-    attachments, notes = _add_message(built, message, ctx.known_messages)
+    attachments, notes = _add_message(built, message, _Known(ctx.known_messages))
     return Extracted(
         built.text(),
         _header(message, "Subject"),
@@ -63,7 +63,7 @@ def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     if not data.startswith(b"From "):
         raise UnreadableDocument('no mailbox: it does not begin with "From "')
     messages = [message_from_bytes(each, policy=compat32) for each in _messages(data)]
-    known = ctx.known_messages.union(*map(_ids, messages))
+    known = _Known(ctx.known_messages, messages)
     built, attachments, notes = TextBuilder(), list[Attachment](), list[str]()
     encrypted = 0
     for number, message in enumerate(messages, 1):
@@ -87,35 +87,68 @@ def _messages(data: bytes) -> Iterator[bytes]:
         yield _ESCAPED_FROM.sub(rb"\1", data[start:end])
 
 
-def message_ids(paths: Iterable[Path]) -> frozenset[str]:
-    """Return the ids of the e-mails in these files; skip files that cannot be read."""
-    found: set[str] = set()
+def message_ids(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return the ids of the e-mails in these files, each with its file; skip mailboxes and files that cannot be read."""
+    found: dict[str, Path] = {}
     for path in paths:
+        if content_suffix(path.name) == ".mbox":
+            continue
         try:
             with open(path, "rb") as stream:
                 beginning = stream.read(_HEADER_BYTES)
         except OSError:
             continue
-        found |= _ids(message_from_bytes(beginning.lstrip(), policy=compat32))
-    return frozenset(found)
+        if identity := _id(message_from_bytes(beginning.lstrip(), policy=compat32)):
+            found.setdefault(identity, path)
+    return found
 
 
-def _ids(message: Message) -> set[str]:
-    return set(_MESSAGE_ID.findall(str(message.get("Message-ID", ""))))
+def _id(message: Message) -> str:
+    return next(iter(_MESSAGE_ID.findall(str(message.get("Message-ID", "")))), "")
 
 
-def _replies_to(message: Message) -> str:
-    """Return the id of the e-mail that this one answers; empty if it answers none."""
-    answered = _MESSAGE_ID.findall(str(message.get("In-Reply-To", "")))
-    answered = answered or _MESSAGE_ID.findall(str(message.get("References", "")))[-1:]
-    return answered[0] if answered else ""
+class _Known:
+    """The e-mails that are indexed: those in files of their own, and those of the mailbox that is read."""
+
+    def __init__(self, files: Mapping[str, Path], messages: Sequence[Message] = ()) -> None:
+        self._files = files
+        self._messages = {_id(each): each for each in messages}
+        self._read = dict[str, QuotedMail]()
+
+    def quoted_by(self, message: Message) -> list[QuotedMail]:
+        """Return the indexed e-mails that this one answers, the nearest first."""
+        answered = _MESSAGE_ID.findall(str(message.get("In-Reply-To", "")))
+        earlier = _MESSAGE_ID.findall(str(message.get("References", "")))
+        ids = list(dict.fromkeys([*answered, *reversed(earlier)]))[:_MAX_QUOTED]
+        own = _id(message)
+        return [found for each in ids if each != own and (found := self._mail(each)) is not None]
+
+    def _mail(self, identity: str) -> QuotedMail | None:
+        if identity not in self._read:
+            message = self._messages.get(identity) or self._stored(identity)
+            if message is None:
+                return None
+            if len(self._read) >= _MAX_KEPT:
+                self._read.clear()
+            sender, date = _header(message, "From"), _header(message, "Date")
+            text = _Body(with_attachments=False).read(message).text
+            self._read[identity] = QuotedMail(sender, date, text)
+        return self._read[identity]
+
+    def _stored(self, identity: str) -> Message | None:
+        path = self._files.get(identity)
+        try:
+            data = path.read_bytes() if path else b""
+        except OSError:
+            return None
+        return message_from_bytes(data.lstrip(), policy=compat32) if data else None
 
 
 # One message
 
 
 def _add_message(
-    built: TextBuilder, message: Message, known: frozenset[str]
+    built: TextBuilder, message: Message, known: _Known
 ) -> tuple[list[Attachment], tuple[str, ...]]:
     """Append a message as a section; return its attachments and notes."""
     subject = _header(message, "Subject")
@@ -125,9 +158,10 @@ def _add_message(
     receivers = _header(message, "To")
     page, attachments, notes = _body(message)
     body, sections = page.text, page.sections
-    quotes = sorted([*page.quotes, *_plain_quotes(body)]) if _replies_to(message) in known else ()
-    if quotes:
-        body, sections = _without(body, quotes), ()  # their offsets are no longer right
+    mails = known.quoted_by(message)
+    own = without_quotes(body, page.quotes, mails) if mails else body
+    if own != body:
+        body, sections = own, ()  # their offsets are no longer right
     built.add(head + (f"To: {receivers[:500]}\n\n" if receivers else ""))
     repeated = [replace(each, head=head + each.head) for each in sections]
     built.add_sections(body.rstrip() + "\n\n", repeated, (subject,) if subject else ())
@@ -138,46 +172,85 @@ def _header(message: Message, name: str) -> str:
     raw = message.get(name)
     if raw is None:
         return ""
-    try:
-        text = str(make_header(decode_header(str(raw))))
-    except (LookupError, ValueError, UnicodeError):
-        text = str(raw)
+    text = _decoded_words(str(raw))
     if any("\udc80" <= each <= "\udcff" for each in text):  # bytes without a declared encoding
         text = decode(text.encode("utf-8", "surrogateescape")).text
     return " ".join(text.split())
 
 
+def _decoded_words(text: str) -> str:
+    """Decode the words of a header that are written as "=?utf-8?q?...?="."""
+    try:
+        parts = decode_header(text)
+        return str(
+            make_header([(decode_as(part, name), "utf-8") if name else (part, name) for part, name in parts])
+        )
+    except (LookupError, ValueError, UnicodeError):
+        return text
+
+
 def _body(message: Message) -> tuple[HtmlText, list[Attachment], tuple[str, ...]]:
-    """Return the plain text (or the HTML, if there is no plain text), the attachments, and notes."""
-    plain: list[str] = []
-    pages: list[str] = []
-    attachments: list[Attachment] = []
-    notes: list[str] = []
-    for part in _leaves(message):
-        kind, name = part.get_content_type(), part.get_filename()
+    """Return the text that a mail program shows, the attachments, and notes."""
+    body = _Body()
+    return body.read(message), body.attachments, tuple(body.notes)
+
+
+class _Body:
+    """Reads the parts of one message; the attachments only if they are wanted."""
+
+    def __init__(self, *, with_attachments: bool = True) -> None:
+        self._with_attachments = with_attachments
+        self.attachments: list[Attachment] = []
+        self.notes: list[str] = []
+        self._parts = 0
+
+    def read(self, part: Message, depth: int = 0) -> HtmlText:
+        """Return the text of a part; an attached e-mail is an attachment."""
+        self._parts += 1
+        if self._parts > _MAX_PARTS or depth > _MAX_DEPTH:
+            return HtmlText("", "")
+        kind, name, inside = part.get_content_type(), part.get_filename(), part.get_payload()
+        if part.is_multipart() and kind != "message/rfc822" and isinstance(inside, list):
+            parts = [each for each in inside if isinstance(each, Message)]
+            pages = [self.read(each, depth + 1) for each in parts]
+            if kind == "multipart/alternative":
+                pages = _best(
+                    [(each.get_content_type(), page) for each, page in zip(parts, pages, strict=True)]
+                )
+            return _joined(pages)
         if part.get_content_disposition() == "attachment" or name or kind not in ("text/plain", "text/html"):
-            attachments += _attachment(part, kind, name)
-            continue
+            if self._with_attachments:
+                self.attachments += _attachment(part, kind, name)
+            return HtmlText("", "")
         text, note = _text(part)
-        (plain if kind == "text/plain" else pages).append(text)
-        notes += [note] if note else []
-    text = "\n\n".join(plain)
-    page = HtmlText(text.lstrip(), "") if text.strip() or not pages else read_html("\n".join(pages))
-    return page, attachments, tuple(notes)
+        self.notes += [note] if note else []
+        return read_html(text) if kind == "text/html" else HtmlText(text.lstrip(), "")
 
 
-def _leaves(message: Message) -> Iterator[Message]:
-    """Yield the parts with content; an attached e-mail is one part."""
-    pending = [message]
-    for _ in range(_MAX_PARTS):
-        if not pending:
-            return
-        part = pending.pop()
-        inside = part.get_payload()
-        if part.is_multipart() and part.get_content_type() != "message/rfc822" and isinstance(inside, list):
-            pending += [each for each in reversed(inside) if isinstance(each, Message)]
-        else:
-            yield part
+def _best(alternatives: Sequence[tuple[str, HtmlText]]) -> list[HtmlText]:
+    """Return the plain text; or HTML that says more, or both if they differ, since either may be a mere stub."""
+    plain = [page for kind, page in alternatives if kind == "text/plain" and page.text.strip()][:1]
+    rich = [page for kind, page in alternatives if kind != "text/plain" and page.text.strip()][-1:]
+    if not plain or not rich:
+        return plain or rich
+    words, others = (set(words_of(page.text)) for page in (*plain, *rich))
+    shared = len(words & others)
+    if shared >= _SAME_SHARE * len(others):
+        return plain
+    return rich if shared >= _SAME_SHARE * len(words) else plain + rich
+
+
+def _joined(pages: Sequence[HtmlText]) -> HtmlText:
+    """Return these texts below each other."""
+    pages = [page for page in pages if page.text.strip()]
+    if len(pages) == 1:
+        return pages[0]
+    built, quotes = TextBuilder(), list[Extent]()
+    for page in pages:
+        built.add("\n" if built.length else "")
+        quotes += [(built.length + start, built.length + end) for start, end in page.quotes]
+        built.add_sections(page.text, page.sections)
+    return HtmlText(built.text(), "", tuple(built.sections), tuple(quotes))
 
 
 def _text(part: Message) -> tuple[str, str]:
@@ -185,7 +258,7 @@ def _text(part: Message) -> tuple[str, str]:
     charset = str(part.get_content_charset() or "")
     try:
         if charset and charset not in ("us-ascii", "ascii"):
-            return data.decode(charset).replace("\r\n", "\n"), ""
+            return decode_as(data, charset).replace("\r\n", "\n"), ""
     except (LookupError, UnicodeDecodeError):
         pass
     try:
@@ -205,62 +278,9 @@ def _attachment(part: Message, kind: str, name: str | None) -> list[Attachment]:
         part.get_content_maintype() == "image" and part.get_content_disposition() != "attachment"
     ):
         return []  # images within the text, and parts that mail programs do not show
-    with contextlib.suppress(LookupError, ValueError, UnicodeError):
-        name = str(make_header(decode_header(name)))
-    return [Attachment(name, _bytes(part))]
+    return [Attachment(_decoded_words(name), _bytes(part))]
 
 
 def _bytes(part: Message) -> bytes:
     data = part.get_payload(decode=True)
     return data if isinstance(data, bytes) else b""
-
-
-# Quotations
-
-
-def _plain_quotes(text: str) -> list[Extent]:
-    """Return start and end of each quoted line: with ">", announcing such lines, or below the header of a forwarded e-mail."""
-    lines = text.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-    quoted = [bool(_QUOTED.match(line.rstrip("\n"))) for line in lines]
-    for n in range(len(lines)):
-        bare = lines[n].rstrip("\n")
-        following = lines[n + 1] if n + 1 < len(lines) else ""
-        if _FORWARDED.match(bare) or (_HEADER_BLOCK.match(bare) and _HEADER_NEXT.match(following)):
-            quoted[n:] = [True] * (len(lines) - n)
-            break
-        if quoted[n] and (n == 0 or not quoted[n - 1]):
-            _add_attribution(lines, quoted, n)
-    return [(starts[n], starts[n + 1]) for n, each in enumerate(quoted) if each]
-
-
-def _add_attribution(lines: list[str], quoted: list[bool], first: int) -> None:
-    """Mark the lines before a quotation as quoted if they announce it, such as "On Monday Zoé wrote:", often on two lines."""
-    n = first - 1
-    while n >= 0 and not lines[n].strip():
-        n -= 1
-    if n < 0 or not _ATTRIBUTION.match(lines[n].rstrip("\n")):
-        return
-    quoted[n:first] = [True] * (first - n)
-    if n > 0 and re.match(r"^(On|Am|Le|El|Il|Op)\s.*\d", lines[n - 1]) and not quoted[n - 1]:
-        quoted[n - 1] = True
-
-
-def _without(text: str, quotes: Sequence[Extent]) -> str:
-    """Return the text without the quotes, which may overlap, and without the lines that announce them."""
-    kept, end = [], 0
-    for start, stop in quotes:
-        before = text[end : max(start, end)].rstrip()
-        lines = before.splitlines(keepends=True)
-        if (
-            stop - start > 0
-            and lines
-            and _ATTRIBUTION.match(lines[-1])
-            and any(each.isdigit() for each in lines[-1])
-        ):
-            before = "".join(lines[:-1]).rstrip()
-        kept.append(before)
-        end = max(end, stop)
-    return re.sub(r"\n{3,}", "\n\n", "\n\n".join(filter(None, [*kept, text[end:].strip()])))

@@ -1,4 +1,4 @@
-"""Reads .docx, .pptx and .xlsx with mammoth, python-pptx and openpyxl, the libraries of the extra `documents`.
+"""Reads .docx, .pptx and .xlsx with mammoth, python-pptx and calamine, the libraries of the extra `documents`.
 
 A table row becomes a line with tabs between the cells. The first row is repeated with every chunk that is cut from the table.
 """
@@ -10,8 +10,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from xml.etree import ElementTree
 
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
+from kvweave.documents.formats.workbook import UncomputedFormulas
+from kvweave.documents.formulas import word_formula_text
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
 from kvweave.extras import require
@@ -20,8 +23,9 @@ MAX_UNPACKED_BYTES: Final = 2**30
 _OLD_CONTAINER: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _TITLE_STYLES: Final = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => p:fresh"
 _CELL: Final = re.compile(r"<t([dh])\b.*?</t\1>", re.DOTALL)
+_WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_WORD_PICTURES: Final = ("word/media/", "word/embeddings/")
 _ROWS_SEARCHED: Final = 20
-_ROWS_PER_STEP: Final = 5000
 
 
 def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
@@ -32,7 +36,7 @@ def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
     with _readable(data, "docx"):
         no_pictures = mammoth.images.img_element(lambda image: {})
         page = mammoth.convert_to_html(
-            io.BytesIO(data), style_map=_TITLE_STYLES, convert_image=no_pictures
+            io.BytesIO(_with_typed_formulas(data)), style_map=_TITLE_STYLES, convert_image=no_pictures
         ).value
         ctx.alive()
         found = read_html(_CELL.sub(_without_paragraphs, page))
@@ -42,6 +46,43 @@ def read_docx(data: bytes, ctx: ReadContext) -> Extracted:
 
 def _without_paragraphs(cell: re.Match[str]) -> str:
     return cell[0].replace("</p><p>", " ")
+
+
+def _with_typed_formulas(data: bytes) -> bytes:
+    """Return a Word file with text in place of its formulas, which mammoth leaves out; it may lack pictures."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = [name for name in archive.namelist() if not name.startswith(_WORD_PICTURES)]
+        texts = {name: archive.read(name) for name in names if re.fullmatch(r"word/[^/]+\.xml", name)}
+        if not any(b"oMath" in text for text in texts.values()):
+            return data
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as changed:
+            for name in names:
+                text = texts.get(name, b"")
+                changed.writestr(name, _typed_out(text) if b"oMath" in text else archive.read(name))
+    return buffer.getvalue()
+
+
+def _typed_out(text: bytes) -> bytes:
+    """Return a part of a Word file with a run of text in place of each formula."""
+    root = ElementTree.fromstring(text)
+    for parent in [each for each in root.iter() if not _is_formula(each)]:
+        for at, element in enumerate(parent):
+            if _is_formula(element):
+                parent[at] = _typed(element)
+    return ElementTree.tostring(root)
+
+
+def _is_formula(element: ElementTree.Element) -> bool:
+    return element.tag.endswith(("/math}oMath", "/math}oMathPara"))
+
+
+def _typed(formula: ElementTree.Element) -> ElementTree.Element:
+    """Return a run with the text of a formula, and with what follows the formula."""
+    run = ElementTree.Element(f"{_WORD}r")
+    ElementTree.SubElement(run, f"{_WORD}t").text = word_formula_text(formula)
+    run.tail = formula.tail
+    return run
 
 
 def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
@@ -94,27 +135,40 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[Any]:
 
 
 def read_xlsx(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read the values of each sheet of a workbook; formulas have their last computed value. The sheet's name is its heading."""
-    require("documents", "reading .xlsx", "openpyxl")
-    import openpyxl
+    """Read the values of each sheet of a workbook. A formula has its last computed value, or else the formula itself.
 
-    built = TextBuilder()
+    The sheet's name is its heading.
+    """
+    require("documents", "reading .xlsx", "python_calamine")
+    from python_calamine import CalamineWorkbook, SheetTypeEnum
+
+    built, missing = TextBuilder(), 0
     with _readable(data, "xlsx"):
-        book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
-        for sheet in book.worksheets:
-            sheet.reset_dimensions()  # some programs write wrong dimensions
-            rows = []
-            for number, row in enumerate(sheet.iter_rows(values_only=True)):
-                cells = [_cell(value) for value in row]
-                if any(cells):
-                    rows.append(cells)
-                if number % _ROWS_PER_STEP == 0:
-                    ctx.alive()
-            _add_sheet(built, str(sheet.title), rows)
+        book, formulas = CalamineWorkbook.from_filelike(io.BytesIO(data)), UncomputedFormulas(data)
+        for each in book.sheets_metadata:
+            if each.typ == SheetTypeEnum.WorkSheet:
+                found = formulas.of_sheet(each.name)
+                missing += len(found)
+                _add_sheet(built, each.name, _rows(book.get_sheet_by_name(each.name), found))
             ctx.alive()
-        title = str(book.properties.title or "")
-        book.close()
-    return Extracted(built.text(), title, tuple(built.sections))
+        title = _core_title(data)
+    note = (
+        f"{missing:,} formulas have no stored result; open the workbook in a spreadsheet program and save it"
+    )
+    return Extracted(built.text(), title, tuple(built.sections), (note,) if missing else ())
+
+
+def _rows(sheet: Any, formulas: dict[tuple[int, int], str]) -> list[list[str]]:
+    """Return the rows that are not empty, with these formulas in their cells."""
+    before = [""] * (
+        sheet.start[1] if sheet.start else 0
+    )  # rows are whole from the sheet's first, columns are not
+    rows = [before + [_cell(value) for value in row] for row in sheet.iter_rows()]
+    for (row, column), formula in formulas.items():
+        rows += ([] for _ in range(len(rows), row + 1))
+        rows[row] += [""] * (column + 1 - len(rows[row]))
+        rows[row][column] = formula
+    return [row for row in rows if any(row)]
 
 
 def _add_sheet(built: TextBuilder, name: str, rows: list[list[str]]) -> None:
@@ -144,18 +198,13 @@ def _add_table(
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
-    text = str(value)
-    return text.removesuffix(" 00:00:00") if hasattr(value, "isoformat") else text
+    return str(value)
 
 
 def _core_title(data: bytes) -> str:
     """Return the title from the properties of an Office file; empty if it has none."""
-    from xml.etree import ElementTree
-
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             root = ElementTree.fromstring(archive.read("docProps/core.xml"))

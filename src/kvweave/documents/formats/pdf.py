@@ -1,14 +1,23 @@
-"""Reads the text of PDF pages with pypdf. The outline gives the headings."""
+"""Reads the text of PDF pages with pypdf, and what was typed into a form. The outline gives the headings."""
 
 import io
 import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
+from kvweave.documents.encodings import decode
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
-from kvweave.errors import UnreadableDocument
+from kvweave.errors import MissingExtra, UnreadableDocument
 from kvweave.extras import require
 
+_XFA: Final = "a form in XFA, whose entries may be missing; print it to another PDF"
+_HIDDEN: Final = 1 << 1
+_PASSWORD: Final = 1 << 13
+_PUSH_BUTTON: Final = 1 << 16
+_MAX_FIELD_DEPTH: Final = 20
 LOCKED = "PDF is password-protected (encrypted); save a copy without a password"
 
 
@@ -16,28 +25,33 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
     """Read a PDF, with a blank line between pages; the title comes from the metadata and may be empty.
 
     Raises:
-        MissingExtra: pypdf is not installed.
+        MissingExtra: pypdf is not installed, or the PDF is encrypted and the library for that is not installed.
         UnreadableDocument: the PDF is password-protected, damaged, or has no text layer.
     """
     pypdf = _import_pypdf()
     try:
         reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise UnreadableDocument(LOCKED)
+        if reader.is_encrypted:
+            require("pdf", "reading an encrypted PDF", "cryptography")
+            if not reader.decrypt(""):
+                raise UnreadableDocument(LOCKED)
         pages, damage = _page_texts(reader, ctx)
         title = str((reader.metadata and reader.metadata.title) or "")
         headings = _headings(reader) if any(pages) else {}
-    except UnreadableDocument:
+        is_xfa = _is_xfa(reader)
+    except (UnreadableDocument, MissingExtra):
         raise
     except pypdf.errors.DependencyError as error:
-        raise UnreadableDocument(LOCKED) from error
+        require("pdf", "reading an encrypted PDF", "cryptography")
+        raise UnreadableDocument(f"encrypted PDF that cannot be decrypted ({error})") from error
     except Exception as error:  # a damaged file may cause any exception
         raise UnreadableDocument(f"damaged PDF ({type(error).__name__}: {error})") from error
     if not any(pages) and damage:
         raise UnreadableDocument(f"damaged PDF ({damage[0]})")
     if not any(pages):
         raise UnreadableDocument("PDF without a text layer (scanned pages?); run it through OCR first")
-    return _put_together(pages, len(damage), headings, clean(title.strip()))
+    found = _put_together(pages, len(damage), headings, clean(title.strip()))
+    return replace(found, notes=(*found.notes, _XFA)) if is_xfa else found
 
 
 def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
@@ -45,12 +59,87 @@ def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
     texts, damage = list[str](), list[str]()
     for page in reader.pages:
         try:
-            texts.append(clean(page.extract_text()).strip())
+            shown = clean(page.extract_text()).strip()
+            entries = clean("".join(f"{entry}\n" for entry in _entries_of(page)))
+            texts.append(f"{shown}\n\n{entries}".strip())
         except Exception as error:
             texts.append("")
             damage.append(f"{type(error).__name__}: {error}")
         ctx.alive()
     return texts, damage
+
+
+def _entries_of(page: Any) -> list[str]:
+    """Return the entries of a page; those before a damaged one if there is one, since the page's text is good without them."""
+    found = list[str]()
+    with suppress(Exception):
+        for entry in _entries(page):
+            found.append(entry)
+    return found
+
+
+def _is_xfa(reader: Any) -> bool:
+    """Return whether the PDF has a form in Adobe's XML, whose fields need not be those of the PDF."""
+    with suppress(Exception):
+        form = reader.trailer["/Root"].get("/AcroForm")
+        return form is not None and "/XFA" in form.get_object()
+    return False
+
+
+def _entries(page: Any) -> Iterator[str]:
+    """Yield what was typed into the fields of a page, as "label: entry", and the notes that were typed onto it."""
+    for reference in page.get("/Annots", None) or ():
+        note = reference.get_object()
+        if not isinstance(note, dict) or _number(note.get("/F")) & _HIDDEN:
+            continue
+        if note.get("/Subtype") == "/FreeText" and note.get("/Contents"):
+            yield str(note["/Contents"])
+        elif note.get("/Subtype") == "/Widget":
+            field = _inherited(note)
+            entry = _entry(field)
+            label = " ".join(str(field.get("/TU") or field.get("/T") or "").split())
+            if entry:
+                yield f"{label}: {entry}" if label else entry
+
+
+def _inherited(widget: Any) -> dict[str, Any]:
+    """Return a field's keys that are used here, with those it inherits from its parents."""
+    found: dict[str, Any] = {}
+    level, depth = widget, 0
+    while isinstance(level, dict) and depth < _MAX_FIELD_DEPTH:
+        for key in ("/FT", "/Ff", "/V", "/T", "/TU", "/AS"):
+            if key in level:
+                found.setdefault(key, level[key].get_object())
+        level, depth = level.get("/Parent"), depth + 1
+        level = level.get_object() if level is not None else None
+    return found
+
+
+def _entry(field: dict[str, Any]) -> str:
+    """Return a field's entry; "yes" for a ticked box, and nothing for an empty field, a button, a password or a signature."""
+    kind, value = field.get("/FT"), field.get("/V")
+    if kind == "/Btn":
+        state = str(field.get("/AS") or value or "/Off").removeprefix("/")
+        if state == "Off" or _number(field.get("/Ff")) & _PUSH_BUTTON:
+            return ""
+        return "yes" if state.lower() in ("yes", "on", "1") else state
+    if (
+        value is None
+        or kind not in ("/Tx", "/Ch")
+        or (kind == "/Tx" and _number(field.get("/Ff")) & _PASSWORD)
+    ):
+        return ""
+    values = value if isinstance(value, list) else [value]
+    return ", ".join(_typed(each.get_object()) for each in values).strip()
+
+
+def _typed(value: Any) -> str:
+    """Return a text of a PDF, which may be long and therefore a stream."""
+    return decode(value.get_data()).text if hasattr(value, "get_data") else str(value)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _put_together(

@@ -1,15 +1,16 @@
-"""Reads text formats: plain text, Markdown, reStructuredText, HTML, tables as CSV, Jupyter notebooks."""
+"""Reads text formats: plain text, Markdown, reStructuredText, HTML, JSON, tables as CSV, Jupyter notebooks."""
 
 import csv
 import json
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from kvweave.documents.encodings import decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
+from kvweave.documents.encodings import Decoded, decode
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
@@ -21,6 +22,18 @@ _TABLE_RULE: Final = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*
 """The line below a table's header. All patterns here take linear time, since a line may have megabytes."""
 
 _NUMBER: Final = re.compile(r"[-+]?[\d.,:/\s%€$£]+")
+_FRONT_MATTER: Final = re.compile(
+    r"(---|\+\+\+)[ \t]*\n(?=[ \t]*[\w\"'-][^\n:=]*[:=]|\1)(?:[^\n]*\n)*?(?:\1|\.\.\.)[ \t]*(?:\n|\Z)"
+)
+"""Data about the text before its beginning, in YAML or TOML: its first line has a key."""
+
+_FRONT_TITLE: Final = re.compile(
+    r"""^title[ \t]*[:=][ \t]*(["']?)(?![>|\s])(.+?)\1[ \t]*$""", re.MULTILINE | re.IGNORECASE
+)
+_EMBEDDED: Final = re.compile(
+    r"data:[\w.+-]{1,100}/[\w.+-]{1,100}(?:;[\w=.+-]{1,100}){0,5};base64,[A-Za-z0-9+/=_-]{40,}"
+)
+_ESCAPED: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _MAX_HEADER_CHARS: Final = 10_000
 _MAX_OUTPUT_CHARS: Final = 2_000
 """Longest kept output of a notebook's cell; a training loop prints megabytes."""
@@ -31,21 +44,42 @@ Heading = tuple[int, str, str]
 
 def read_plain(data: bytes, ctx: ReadContext) -> Extracted:
     """Read text without known headings: source code, logs, data."""
-    text, note = decode(data)
+    text, note = _decoded(data)
     return Extracted(text, notes=_notes(note), numbered_lines=True)
+
+
+def read_json(data: bytes, ctx: ReadContext) -> Extracted:
+    """Read JSON, also with a value on each line, as it is written, but with letters in place of escapes such as `\\u00e9`."""
+    text, note = _decoded(data)
+    return Extracted(clean(_ESCAPED.sub(_letter, text)), notes=_notes(note), numbered_lines=True)
+
+
+def _letter(escape: re.Match[str]) -> str:
+    """Return the letter or half of a surrogate pair of an escape; white space for line ends and tabs, which part words."""
+    if escape[1] is None:
+        return {"\\n": " ", "\\r": " ", "\\t": " ", "\\/": "/"}.get(escape[0], escape[0])
+    letter = chr(int(escape[1], 16))
+    return escape[0] if letter in '"\\\u2028\u2029' or unicodedata.category(letter) == "Cc" else letter
+
+
+def _decoded(data: bytes) -> Decoded:
+    """Decode a text file, without the pictures and fonts that are embedded in it as base64."""
+    text, note = decode(data)
+    return Decoded(_EMBEDDED.sub("", text) if ";base64," in text else text, note)
 
 
 def read_prose(data: bytes, ctx: ReadContext) -> Extracted:
     """Read plain text or reStructuredText with underlined headings; the first heading is the title."""
-    text, note = decode(data)
-    found = [(each.start(), each[2], each[1].strip()) for each in _UNDERLINED.finditer(text)]
-    title = found[0][2] if found else ""
+    text, note = _decoded(data)
+    title, plain = _without_front_matter(text)
+    found = [(each.start(), each[2], each[1].strip()) for each in _UNDERLINED.finditer(plain)]
+    title = title or (found[0][2] if found else "")
     return Extracted(text, title, _sections(found), _notes(note), numbered_lines=True)
 
 
 def read_markdown(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read Markdown; the first heading is the title."""
-    text, note = decode(data)
+    """Read Markdown; the first heading is the title, unless data before the text has one."""
+    text, note = _decoded(data)
     title, sections = _markdown(text)
     return Extracted(text, title, sections, _notes(note), numbered_lines=True)
 
@@ -61,12 +95,22 @@ def _notes(note: str) -> tuple[str, ...]:
     return (note,) if note else ()
 
 
+def _without_front_matter(text: str) -> tuple[str, str]:
+    """Return the title in the data before a text, which may be empty, and the text with spaces in place of these data."""
+    found = _FRONT_MATTER.match(text)
+    if found is None:
+        return "", text
+    named = _FRONT_TITLE.search(found[0])
+    return named[2].strip() if named else "", " " * found.end() + text[found.end() :]
+
+
 # Headings and tables of Markdown
 
 
 def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
     """Return the title and the sections, which start at headings, at tables and after tables."""
-    plain = _FENCED.sub(lambda block: " " * len(block[0]), text)
+    named, plain = _without_front_matter(text)
+    plain = _FENCED.sub(lambda block: " " * len(block[0]), plain)
     found: list[Heading] = [
         (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
         for each in _ATX_HEADING.finditer(plain)
@@ -80,7 +124,7 @@ def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
     if not title and underlined:
         title = underlined[0][2]
     headings = _sections(sorted(found + underlined))
-    return title, _with_tables(plain, headings)
+    return named or title, _with_tables(plain, headings)
 
 
 def _sections(headings: list[Heading]) -> tuple[Section, ...]:
@@ -130,8 +174,8 @@ def _tables(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def read_csv(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read comma-separated values unchanged. If the first record looks like a header, every chunk repeats it."""
-    text, note = decode(data)
+    """Read comma-separated values as they are. If the first record looks like a header, every chunk repeats it."""
+    text, note = _decoded(data)
     header = _header(text)
     sections = (Section(0, head=header),) if header else ()
     return Extracted(text, "", sections, _notes(note), numbered_lines=True)
@@ -190,7 +234,7 @@ def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
 
 
 def _add_cell(built: TextBuilder, cell: Any, language: str) -> None:
-    text = _joined(cell.get("source", cell.get("input", ""))).strip()
+    text = _EMBEDDED.sub("", _joined(cell.get("source", cell.get("input", "")))).strip()
     if cell["cell_type"] != "code":
         built.add(f"{text}\n\n" if text else "")
         return

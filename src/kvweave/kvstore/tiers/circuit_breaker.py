@@ -27,7 +27,10 @@ Answer = TypeVar("Answer")
 
 
 class CircuitBreaker:
-    """A `RemoteTier` around another one that never raises TierUnavailable; `put` and `delete` return whether they worked.
+    """A `RemoteTier` around another one that never raises TierUnavailable.
+
+    `put` and `delete` return whether they worked. While the tier fails, and once it is closed, `sizes` returns None, and the
+    other reads answer as if nothing were there.
 
     `putting` and `deleting` are the circuits of these calls, beside the one of the whole tier. `clock` returns seconds from
     any beginning.
@@ -43,7 +46,6 @@ class CircuitBreaker:
 
     @property
     def location(self) -> str:
-        """The tier's location."""
         return self.tier.location
 
     @property
@@ -62,31 +64,24 @@ class CircuitBreaker:
         return self.putting.failing or self.deleting.failing
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
-        """Return the bytes of those entries that are there; none while the tier fails."""
         return self._read(lambda: self.tier.get_many(keys), {}) if keys else {}
 
     def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
-        """Return parts of an entry; None if it is not there, and while the tier fails."""
         return self._read(lambda: self.tier.get_ranges(key, ranges), None)
 
     def put(self, key: str, data: Blob) -> bool:
-        """Store an entry; return whether the tier holds it now."""
         return self._write(self.putting, lambda: self.tier.put(key, data))
 
     def delete(self, keys: Iterable[str]) -> bool:
-        """Delete entries; return whether they are gone."""
         return self._write(self.deleting, lambda: self.tier.delete(keys))
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
-        """Return which entries are there; none while the tier fails."""
         return self._read(lambda: self.tier.has_many(keys), frozenset()) if keys else frozenset()
 
     def sizes(self) -> Mapping[str, int] | None:
-        """Return all entries with their sizes; None while the tier fails."""
         return self._read(self.tier.sizes, None)
 
     def close(self) -> None:
-        """Close the tier; later calls answer as if it failed."""
         self._closed = True
         self.tier.close()
 
@@ -124,10 +119,7 @@ class Circuit:
 
     Calls that run at the same time count as one: a call that began before the last failure says nothing new.
 
-    Args:
-        clock: returns seconds from any beginning.
-        warning: begins the message about an outage.
-        warn_again_after_s: the least time between two warnings.
+    `warning` begins the message about an outage; two warnings are at least `warn_again_after_s` apart.
     """
 
     def __init__(self, clock: Callable[[], float], warning: str, warn_again_after_s: float) -> None:
@@ -148,7 +140,6 @@ class Circuit:
 
     @property
     def failing(self) -> bool:
-        """Whether the last call failed."""
         return self._failures_in_a_row > 0
 
     def begin_attempt(self) -> int:

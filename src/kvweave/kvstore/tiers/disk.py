@@ -12,11 +12,10 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from kvweave.database import Database
 from kvweave.errors import DamagedEntry, EntriesInUse, StoreError, StoreFull, StoreTooNew
 from kvweave.files import write_atomically
 from kvweave.kvstore.capacity import Capacity
@@ -24,11 +23,9 @@ from kvweave.kvstore.catalog import Catalog, NewEntry, UsageCounters
 from kvweave.kvstore.format import Content, OnDamage, ParsedEntry, check_entry, encode_entry, open_entry
 from kvweave.kvstore.header import as_bytes
 from kvweave.kvstore.keys import EntryKey
-from kvweave.kvstore.ownership import Ownership
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.loading import IsWanted, Loader
 from kvweave.kvstore.tiers.tier import ListedEntry
-from kvweave.kvstore.warned import WarnedTopics
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,30 +41,30 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class DiskTier:
     """The entry files of `files` and their rows in `catalog`, under the cap of `capacity`. Safe to use from several threads.
 
-    `owners` decides which entries are stored, None stores all. `usage` counts evicted and damaged entries. `reads` runs the
-    reading of files. `on_drop` is called with the keys of entries that are dropped, for any reason.
+    `usage` counts evicted and damaged entries. `reads` runs the reading of files. Only entries whose chunks all have an owner
+    in the namespace `owners_in` are stored; None stores all. `on_drop` is called with the keys of entries that are dropped, for
+    any reason.
     """
 
     name: TierName = "disk"
 
     def __init__(
         self,
-        database: Database,
         catalog: Catalog,
         files: "EntryFiles",
         capacity: Capacity,
-        owners: Ownership | None,
         usage: UsageCounters,
         reads: "Loader[ParsedEntry | None]",
+        owners_in: str | None,
         on_drop: Callable[[Iterable[str]], None],
     ) -> None:
         self.files = files
         self.catalog = catalog
-        self._database = database
+        self._database = catalog.database
         self._capacity = capacity
-        self._owners = owners
+        self._owners_in = owners_in
         self._usage = usage
-        self._reads = reads
+        self.reads = reads
         self._on_drop = on_drop
         self._warned = WarnedTopics(_LOG, "chunk KV not stored, computing instead: %s")
         self.times_full = 0
@@ -88,7 +85,6 @@ class DiskTier:
         return None if parsed is None else parsed.content
 
     def read(self, entry: ListedEntry) -> ParsedEntry | None:
-        """Return an entry, as `get` does."""
         parsed = self._opened(entry.path)
         if parsed is not None:
             return parsed
@@ -96,8 +92,8 @@ class DiskTier:
         def work(_: IsWanted) -> ParsedEntry | None:
             return self._open(entry)
 
-        load = self._reads.start(("disk", entry.path), work, inline=True)
-        (parsed,) = self._reads.wait([load])
+        load = self.reads.start(entry.path, work, inline=True)
+        (parsed,) = self.reads.wait([load])
         if parsed is None and load.work is not work:  # a prefetch failed, and left it to this read to say why
             parsed = self._open(entry)
         return None if entry.path in self._unusable else parsed
@@ -106,8 +102,8 @@ class DiskTier:
         """Begin to open an entry in the background; return a function that cancels it, None if it is open already."""
         if self._opened(entry.path) is not None:
             return None
-        load = self._reads.start(("disk", entry.path), lambda _: self._open_quietly(entry))
-        return partial(self._reads.cancel, [load])
+        load = self.reads.start(entry.path, lambda _: self._open_quietly(entry))
+        return partial(self.reads.cancel, [load])
 
     def read_bytes(self, key: str) -> memoryview | None:
         """Return the bytes of a listed entry's file, mapped and not verified, or None."""
@@ -150,7 +146,7 @@ class DiskTier:
         if entry.path in self._unusable:
             return None
         parsed = self.files.open(entry.path, partial(self.drop_damaged, entry.path))
-        check_entry(parsed, entry.key, entry.token_ids, self.files.path(entry.path))
+        check_entry(parsed, entry.key.digest, entry.token_ids, self.files.path(entry.path))
         self.files.remember(entry.path, parsed)
         return parsed
 
@@ -167,15 +163,15 @@ class DiskTier:
         """Store an entry that is not listed yet; as `ChunkStore.put`."""
         if not self.accepts(sources):
             return False
-        encoded = encode_entry(key, model_name, content, sources)
-        limit_bytes = self.limit_bytes
-        if encoded.bytes > limit_bytes:
-            self._warn_once("large", f"an entry of {encoded.bytes} bytes is over the limit of {limit_bytes}")
+        parts = encode_entry(key, model_name, content, sources)
+        size_bytes, limit_bytes = sum(map(len, parts)), self._capacity.limit_bytes
+        if size_bytes > limit_bytes:
+            self._warn_once("large", f"an entry of {size_bytes} bytes is over the limit of {limit_bytes}")
             return False
         try:
-            self._make_room(encoded.bytes)
-            path = self.files.write(key.digest, encoded.parts)
-            entry = NewEntry(key, model_name, content.tokens, encoded.bytes, path, sources)
+            self._make_room(size_bytes)
+            path = self.files.write(key.digest, parts)
+            entry = NewEntry(key, model_name, content.tokens, size_bytes, path, sources)
             return self._list(entry, max_versions)
         except EntriesInUse as error:
             self._warn_once("in use", str(error))
@@ -215,7 +211,8 @@ class DiskTier:
 
     def accepts(self, sources: Iterable[str]) -> bool:
         """Return whether entries made from these chunks are stored: each has an owner, or owners do not count."""
-        return not self._database.read_only and (self._owners is None or self._owners.all_owned(sources))
+        owned = self._owners_in is None or self.catalog.all_owned(self._owners_in, sources)
+        return owned and not self._database.read_only
 
     def _make_room(self, needed_bytes: int) -> None:
         """Evict until the file fits under the cap, unless the disk would be too full for it even then."""
@@ -304,23 +301,25 @@ class DiskTier:
 
     # The cap
 
-    @property
-    def limit_bytes(self) -> int:
-        """The cap; another process may have changed it."""
-        return self._capacity.limit_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """The size of all listed files."""
-        return self.catalog.total_bytes()
-
-    def sizes(self) -> Mapping[str, int]:
-        """Return the file size of every entry."""
-        return self.catalog.sizes()
-
     def set_limit(self, limit_bytes: int) -> None:
         """Change the cap for good and evict down to it; raise InvalidRequest for one that cannot be held."""
         self._free(lambda: self._capacity.set_limit(limit_bytes), self._evict)
+
+
+class WarnedTopics:
+    """Logs one warning for each topic; `form` is the logged text, with %s for the message."""
+
+    def __init__(self, log: logging.Logger, form: str = "%s") -> None:
+        self._log, self._form = log, form
+        self._topics: set[str] = set()
+
+    def warn(self, topic: str, message: Callable[[], str]) -> None:
+        """Log what `message` returns, unless the topic was warned of before; an empty message is no warning."""
+        if topic in self._topics:
+            return
+        if text := message():
+            self._topics.add(topic)
+            self._log.warning(self._form, text)
 
 
 class EntryFiles:
@@ -341,7 +340,6 @@ class EntryFiles:
         self._guard = threading.Lock()
 
     def path(self, name: str) -> Path:
-        """Return the path of a file."""
         return self.folder / name
 
     def scan(self) -> list[str]:

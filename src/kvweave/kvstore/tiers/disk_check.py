@@ -7,13 +7,12 @@ whose row is about to be committed by another process, and is left alone.
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.files import is_process_alive, writer_of
 from kvweave.kvstore.catalog import Catalog
-from kvweave.kvstore.format import is_finite, verify_content
+from kvweave.kvstore.format import check_entry, is_finite, verify_content
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.tiers.disk import SUFFIX, DiskTier, EntryFiles, key_of
 
@@ -28,7 +27,7 @@ DEAD_WRITER_AFTER_S = 60.0
 _SWEPT = ".swept"  # its time of modification is that of the last sweep
 
 
-def is_sweep_due(files: EntryFiles) -> bool:
+def needs_sweep(files: EntryFiles) -> bool:
     """Return whether the last sweep is so long ago that another one may find something."""
     mark = files.folder / _SWEPT
     return not mark.exists() or _age_s(mark) > UNLISTED_AFTER_S
@@ -52,7 +51,7 @@ def recover(disk: DiskTier, *, relisting: bool) -> None:
     _delete(disk.files, _abandoned(disk.files, names))
     if relisting:
         keys = {key_of(name) for name in names if name.endswith(SUFFIX)}
-        count = sum(relist(disk, key) for key in sorted(keys - disk.catalog.sizes(keys).keys()))
+        count = sum(relist(disk, key) for key in sorted(keys - disk.catalog.paths(keys).keys()))
         if count:
             _LOG.warning(
                 "the catalogue of %s was lost; %d entries are listed again", disk.files.folder, count
@@ -79,60 +78,43 @@ def relist(disk: DiskTier, key: str) -> bool:
 
 
 def verify(disk: DiskTier) -> VerifyReport:
-    """Read every entry in full, drop damaged ones, delete files without rows, and correct the counters."""
-    catalog = disk.catalog
-    findings = _check_files(disk)
-    dropped = tuple(reason for name, reason in findings.damaged.items() if disk.drop_damaged(name, reason))
-    catalog.correct_sizes(findings.sizes)
-    return VerifyReport(
-        checked=findings.checked,
-        damaged=dropped,
-        newer=tuple(findings.newer.values()),
-        unopened=tuple(findings.unopened.values()),
-        swept_files=sweep(disk.files, catalog),
-        miscounted=not catalog.recount(),
-    )
+    """Read every listed file in full, drop damaged ones, delete files without rows, and correct the counters.
 
-
-@dataclass(slots=True)
-class _Findings:
-    """`damaged`, `newer` and `unopened` give the reason by file name; `checked` files were read in full.
-
-    `sizes` gives the sizes of sound files that are counted with another size.
+    Reads one file after the other, and holds none of them in memory.
     """
-
-    checked: int = 0
-    sizes: dict[str, int] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
-    newer: dict[str, str] = field(default_factory=dict)
-    unopened: dict[str, str] = field(default_factory=dict)
-
-
-def _check_files(disk: DiskTier) -> _Findings:
-    """Read every listed file, one after the other, holding none of them in memory; changes nothing."""
-    findings = _Findings()
-    for name, (key, counted_bytes) in disk.catalog.expected_files().items():
-        path = disk.files.path(name)
+    catalog, checked = disk.catalog, 0
+    damaged, newer, unopened = list[str](), list[str](), list[str]()
+    sizes: dict[str, int] = {}  # of sound files that are counted with another size
+    for name, (key, counted_bytes) in catalog.expected_files().items():
+        path, reason = disk.files.path(name), ""
         try:
             entry = disk.files.open(name)
             verify_content(entry.content)
             if not is_finite(entry.content):  # earlier versions stored it
                 raise DamagedEntry(f"{path} holds NaN or infinity")
+            checked += 1
+            check_entry(entry, key, None, path)
+            if entry.bytes != counted_bytes:
+                sizes[name] = entry.bytes
         except FileNotFoundError:
-            findings.damaged[name] = f"{path} is missing"
-        except StoreTooNew as error:
-            findings.newer[name] = str(error)
+            reason = f"{path} is missing"
         except DamagedEntry as error:
-            findings.damaged[name] = str(error)
+            reason = str(error)
+        except StoreTooNew as error:
+            newer.append(str(error))
         except OSError as error:  # no permission, no descriptors left: the entry itself may be whole
-            findings.unopened[name] = str(error)
-        else:
-            findings.checked += 1
-            if entry.key.digest != key:
-                findings.damaged[name] = f"{path} holds entry {entry.key.digest}, not {key}"
-            elif entry.bytes != counted_bytes:
-                findings.sizes[name] = entry.bytes
-    return findings
+            unopened.append(str(error))
+        if reason and disk.drop_damaged(name, reason):
+            damaged.append(reason)
+    catalog.correct_sizes(sizes)
+    return VerifyReport(
+        checked=checked,
+        damaged=tuple(damaged),
+        newer=tuple(newer),
+        unopened=tuple(unopened),
+        swept_files=sweep(disk.files, catalog),
+        miscounted=not catalog.recount(),
+    )
 
 
 def _delete(files: EntryFiles, names: list[str]) -> int:

@@ -20,13 +20,11 @@ class Lease:
         self._cancellations: list[Callable[[], None]] = []
 
     def pin(self, keys: Iterable[str]) -> None:
-        """Keep these entries from being evicted while the lease lasts."""
         keys = list(keys)
         self._pins.pin(keys)
         self._pinned += keys
 
     def on_close(self, cancel: Callable[[], None]) -> None:
-        """Call `cancel` when the lease ends."""
         self._cancellations.append(cancel)
 
     def close(self) -> None:
@@ -54,17 +52,14 @@ class Pins:
         self._guard = threading.Lock()
 
     def pin(self, keys: Iterable[str]) -> None:
-        """Add one request that uses these."""
         with self._guard:
             self._counts.update(keys)
 
     def unpin(self, keys: Iterable[str]) -> None:
-        """Remove one request that used these."""
         with self._guard:
             self._counts.subtract(keys)
             self._counts = +self._counts
 
     def in_use(self) -> frozenset[str]:
-        """Return the keys that are pinned now."""
         with self._guard:
             return frozenset(self._counts)

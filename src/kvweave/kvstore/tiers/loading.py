@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from kvweave.machine import use_one_thread
 
@@ -19,9 +19,6 @@ _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 IsWanted = Callable[[], bool]
 """Whether any request still wants the result of a load."""
-
-Name: TypeAlias = tuple[str, Hashable]
-"""Where a load reads from, and what."""
 
 THREADS = 4
 """Enough to keep a disk's queue or a few connections busy; threads that wait for a load work too."""
@@ -34,7 +31,7 @@ class AbandonedError(Exception):
 class Load(Generic[Result]):
     """One load; loads of one name are the same load."""
 
-    def __init__(self, name: Name, work: Callable[[IsWanted], Result]) -> None:
+    def __init__(self, name: Hashable, work: Callable[[IsWanted], Result]) -> None:
         self.name = name
         self.work = work
         self.wanted_by = 0
@@ -49,11 +46,13 @@ class Loader(Generic[Result]):
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
-        self._loads: dict[Name, Load[Result]] = {}
+        self._loads: dict[Hashable, Load[Result]] = {}
         self._changed = threading.Condition()
         self._closed = False
 
-    def start(self, name: Name, work: Callable[[IsWanted], Result], *, inline: bool = False) -> Load[Result]:
+    def start(
+        self, name: Hashable, work: Callable[[IsWanted], Result], *, inline: bool = False
+    ) -> Load[Result]:
         """Ask for a load: the pending one of this name, or a new one.
 
         Args:
@@ -92,7 +91,7 @@ class Loader(Generic[Result]):
                 if load.wanted_by <= 0 and load.state != "running":
                     self._forget(load)
 
-    def discard_result(self, name: Name) -> None:
+    def discard_result(self, name: Hashable) -> None:
         """Make the next request for this name start a new load."""
         with self._changed:
             self._loads.pop(name, None)

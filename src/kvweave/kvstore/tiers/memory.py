@@ -37,10 +37,8 @@ class MemoryEntry(Generic[Held]):
 class MemoryTier(Generic[Held]):
     """Entries by key; what is held of each is up to the subclass. Safe to use from several threads.
 
-    Args:
-        limit_bytes: the cap; 0 turns the tier off.
-        in_use: returns the keys that must not be evicted.
-        on_evict: called with the entries that were evicted, by key, after each eviction.
+    A cap of 0 turns the tier off. `in_use` returns the keys that must not be evicted. `on_evict` is called with the entries that
+    were evicted, by key.
     """
 
     name: TierName
@@ -62,12 +60,10 @@ class MemoryTier(Generic[Held]):
         return len(self._entries)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every entry."""
         with self._guard:
             return {key: entry.bytes for key, entry in self._entries.items()}
 
     def peek(self, key: str) -> Held | None:
-        """Return what is held of an entry, or None."""
         with self._guard:
             entry = self._entries.get(key)
             return None if entry is None else entry.held
@@ -169,7 +165,6 @@ class HostTier(MemoryTier[HostEntry]):
     """Whether new copies are page-locked, so that a device can read them; set when there is a device."""
 
     def get(self, entry: ListedEntry) -> Content | None:
-        """Return the verified content of an entry that is here, or None."""
         held = self.peek(entry.key.digest)
         return None if held is None else held.parsed.content
 

@@ -7,7 +7,7 @@ the variables that the store's own tools use (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_I
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
@@ -43,6 +43,9 @@ class ObjectTier:
 
     def __init__(self, url: str, namespace: str) -> None:
         self._store = _open(url)
+        import obstore.exceptions
+
+        self._obstore = obstore
         self._folder = namespace if _PLAIN.fullmatch(namespace) else f"ns-{_digest(namespace)}"
         self._threads = ThreadPoolExecutor(CONCURRENT_REQUESTS, "kvweave-objects")
         self.location = url
@@ -63,25 +66,22 @@ class ObjectTier:
 
     def put(self, key: str, data: Blob) -> None:
         """Store an entry; large ones are sent in parts, and appear when the last part has arrived."""
-        import obstore
-
         with self._translated_errors():
-            obstore.put(self._store, self._path(key), data)
+            self._obstore.put(self._store, self._path(key), data)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete entries, many per request if the store supports that."""
-        import obstore
-
         paths = [self._path(key) for key in keys]
         if not paths:
             return
         with self._translated_errors():
             try:
-                obstore.delete(self._store, paths)
+                self._obstore.delete(self._store, paths)
             except FileNotFoundError:
                 # Some stores report one missing object, and not what became of the others.
                 for path in paths:
-                    self._delete(path)
+                    with suppress(FileNotFoundError):
+                        self._obstore.delete(self._store, path)
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
         """Return which entries are there; one request each, several at a time."""
@@ -90,44 +90,38 @@ class ObjectTier:
 
     def sizes(self) -> Mapping[str, int]:
         """List the entries: one request per thousand."""
-        import obstore
-
         found: dict[str, int] = {}
         with self._translated_errors():
-            for some in obstore.list(self._store, prefix=self._folder):
+            for some in self._obstore.list(self._store, prefix=self._folder):
                 found.update((each["path"].rpartition("/")[2], each["size"]) for each in some)
         return found
 
     def close(self) -> None:
-        """Stop the threads."""
         self._threads.shutdown()
 
     def _path(self, key: str) -> str:
         return f"{self._folder}/{key}"
 
     def _get(self, key: str) -> Blob | None:
-        import obstore
-
         with self._translated_errors():
             try:
-                return memoryview(obstore.get(self._store, self._path(key)).bytes())
+                return memoryview(self._obstore.get(self._store, self._path(key)).bytes())
             except FileNotFoundError:
                 return None
 
     def _part(self, key: str, begin: int, end: int) -> Blob | None:
-        import obstore
-        from obstore.exceptions import BaseError
-
         path = self._path(key)
         with self._translated_errors():
             try:
                 try:
-                    return memoryview(obstore.get(self._store, path, options={"range": (begin, end)}).bytes())
-                except BaseError as error:
+                    return memoryview(
+                        self._obstore.get(self._store, path, options={"range": (begin, end)}).bytes()
+                    )
+                except self._obstore.exceptions.BaseError as error:
                     # A store that does not answer at all is not asked a second time.
                     if (
                         "range" not in _first_line(error).lower()
-                        or begin < obstore.head(self._store, path)["size"]
+                        or begin < self._obstore.head(self._store, path)["size"]
                     ):
                         raise
                     return b""  # the range lies beyond the end, which is no failure of the store
@@ -135,32 +129,20 @@ class ObjectTier:
                 return None
 
     def _has(self, key: str) -> bool:
-        import obstore
-
         with self._translated_errors():
             try:
-                obstore.head(self._store, self._path(key))
+                self._obstore.head(self._store, self._path(key))
             except FileNotFoundError:
                 return False
         return True
 
-    def _delete(self, path: str) -> None:
-        import obstore
-
-        try:
-            obstore.delete(self._store, path)
-        except FileNotFoundError:
-            return
-
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        from obstore.exceptions import BaseError
-
         try:
             yield
         except FileNotFoundError as error:
             raise TierUnavailable(f"{self.location} is not there ({_first_line(error)})") from error
-        except (BaseError, OSError) as error:
+        except (self._obstore.exceptions.BaseError, OSError) as error:
             raise TierUnavailable(
                 f"{self.location} does not do what is asked ({_first_line(error)})"
             ) from error

@@ -24,7 +24,7 @@ _BATCH = 1000
 
 
 class RedisTier:
-    """Entries of one namespace on one server; see `RemoteTier`.
+    """Entries of one namespace on one server; see `RemoteTier`. `get_many`, `get_ranges` and `has_many` take one round trip each.
 
     Args:
         url: redis://[user:password@]host:port/database, rediss:// with TLS, unix:///path; valkey:// is the same as redis://.
@@ -43,13 +43,11 @@ class RedisTier:
         self.location = _without_password(url)
 
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
-        """Return entries; one round trip."""
         with self._translated_errors():
             values = self._client.mget([self._prefix + key for key in keys]) if keys else []
         return {key: value for key, value in zip(keys, values, strict=True) if isinstance(value, bytes)}
 
     def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
-        """Return parts of an entry; one round trip."""
         with self._translated_errors(), self._client.pipeline(transaction=False) as pipe:
             for begin, end in ranges:
                 pipe.getrange(self._prefix + key, begin, end - 1)
@@ -57,7 +55,6 @@ class RedisTier:
         return parts if any(parts) else None  # no entry is empty
 
     def put(self, key: str, data: Blob) -> None:
-        """Store the entry and its key in one transaction."""
         with self._translated_errors(), self._client.pipeline(transaction=True) as pipe:
             pipe.set(self._prefix + key, memoryview(data))
             pipe.sadd(self._index, key)
@@ -72,7 +69,6 @@ class RedisTier:
                 pipe.execute()
 
     def has_many(self, keys: Sequence[str]) -> frozenset[str]:
-        """Return which entries are there; one round trip."""
         return frozenset(key for key, size in self._lengths(keys) if size)
 
     def sizes(self) -> Mapping[str, int]:
@@ -87,7 +83,6 @@ class RedisTier:
         return {key: size for key, size in found.items() if size}
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _lengths(self, keys: Sequence[str]) -> Iterator[tuple[str, int]]:

@@ -10,18 +10,20 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
+from kvweave.kvstore.capacity import Capacity
+from kvweave.kvstore.catalog import UsageCounters
 from kvweave.kvstore.eviction import choose_victims
 from kvweave.kvstore.format import is_finite
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.shared_catalog import QueuedEntry, SharedCatalog
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
-from kvweave.kvstore.tiers.remote_reader import RemoteReader
-from kvweave.kvstore.tiers.tier import Blob
+from kvweave.kvstore.tiers.disk import DiskTier
+from kvweave.kvstore.tiers.fetching import RemoteReader
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,16 +35,8 @@ RETRY_AFTER_S = 1.0
 class ReplicatedTier:
     """One namespace's entries in the shared tier; `reader` reads them, this keeps them in step.
 
-    Args:
-        namespace: whose entries.
-        tier: where they are.
-        rows: what the catalogue knows of them.
-        read_local: returns the bytes of an entry of this machine by its key; None if it is gone by now.
-        limit_bytes: returns the cap.
-        in_use: returns the keys that must not be evicted.
-        now_s: the catalogue's clock.
-        on_damage: called for every damaged entry.
-        clock: returns seconds from any beginning, for the time between two listings.
+    `rows` are what the catalogue knows of the tier, and `disk` has this machine's entries. The queue is processed by a thread
+    that starts when it is first woken.
     """
 
     def __init__(
@@ -50,32 +44,30 @@ class ReplicatedTier:
         namespace: str,
         tier: CircuitBreaker,
         rows: SharedCatalog,
-        read_local: Callable[[str], Blob | None],
-        *,
-        limit_bytes: Callable[[], int],
-        in_use: Callable[[], Collection[str]],
-        now_s: Callable[[], float],
-        on_damage: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        disk: DiskTier,
+        capacity: Capacity,
+        usage: UsageCounters,
     ) -> None:
         self.namespace = namespace
         self.tier = tier
         self.rows = rows
-        self.reader = RemoteReader(namespace, tier, rows, on_damage)
-        self._read_local = read_local
-        self._limit_bytes = limit_bytes
-        self._in_use = in_use
-        self._now_s = now_s
-        self._clock = clock
+        self.reader = RemoteReader(namespace, tier, rows, usage)
+        self._disk = disk
+        self._capacity = capacity
+        self._now_s = disk.catalog.now_s
         self._listed_at: float | None = None
         self._accepted_puts = 0
         self._refused: dict[str, int] = {}  # entries that the tier refused, and `_accepted_puts` at that time
+        self._woken = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
+        self._warned = False
         rows.set_location(namespace, tier.location)
-        rows.recover(namespace, now_s())
+        rows.recover(namespace, self._now_s())
 
     @property
     def queue_length(self) -> int:
-        """How many operations wait to be done in the tier."""
         return self.rows.queue_length(self.namespace)
 
     # The queue
@@ -89,7 +81,9 @@ class ReplicatedTier:
         present = self.tier.has_many([*deletions, *puts])
         if self.tier.failing:
             return False
-        deleted = bool(deletions) and self._delete(deletions)
+        deleted = bool(deletions) and self.tier.delete(deletions)
+        if deleted:
+            self.rows.confirm_deletions(self.namespace, deletions)
         published = bool(puts) and self._publish(puts, present)
         return deleted or published
 
@@ -106,12 +100,6 @@ class ReplicatedTier:
                 self._refused = {key: self._refused[key] for key in puts if key in self._refused}
             puts.sort(key=lambda key: key in self._refused)
         return deletions, puts[:BATCH]
-
-    def _delete(self, keys: Sequence[str]) -> bool:
-        if not self.tier.delete(keys):
-            return False
-        self.rows.confirm_deletions(self.namespace, keys)
-        return True
 
     def _publish(self, keys: Sequence[str], present: Collection[str]) -> bool:
         """Put these entries, except those that are present, while the tier accepts them; return whether any is done with."""
@@ -141,7 +129,7 @@ class ReplicatedTier:
 
         `recent_bytes` were put lately and are not in the rows yet.
         """
-        data = self._read_local(entry.key)
+        data = self._disk.read_bytes(entry.key)
         if data is None:
             return "skipped"
         if not self.make_room(entry.bytes + recent_bytes, entry.score):
@@ -161,10 +149,10 @@ class ReplicatedTier:
 
     def make_room(self, needed_bytes: int, score: float) -> bool:
         """Evict until `needed_bytes` fit under the cap; return False, and evict nothing, if a victim's score reaches `score`."""
-        excess = self.rows.total(self.namespace).bytes + needed_bytes - self._limit_bytes()
+        excess = self.rows.total(self.namespace).bytes + needed_bytes - self._capacity.limit("shared")
         if excess <= 0:
             return True
-        rows = self.rows.lowest_scores(self.namespace, excess, frozenset(self._in_use()))
+        rows = self.rows.lowest_scores(self.namespace, excess, frozenset(self._capacity.in_use()))
         victims = choose_victims(rows, excess)
         if sum(row.bytes for row in victims) < excess or victims[-1].score >= score:
             return False
@@ -180,13 +168,13 @@ class ReplicatedTier:
         sizes = self.tier.sizes()
         if sizes is None:
             return None
-        self._listed_at = self._clock()
+        self._listed_at = time.monotonic()
         self.rows.recover(self.namespace, self._now_s())
         return self.rows.reconcile(self.namespace, known_before, sizes, self._now_s())
 
     def _ensure_listed(self) -> bool:
         """List the tier unless it was listed lately; return False if it does not answer."""
-        if self._listed_at is not None and self._clock() - self._listed_at < LIST_EVERY_S:
+        if self._listed_at is not None and time.monotonic() - self._listed_at < LIST_EVERY_S:
             return True
         return self.reconcile() is not None
 
@@ -225,24 +213,9 @@ class ReplicatedTier:
         self.reconcile()
         return len(keys)
 
-    def close(self) -> None:
-        """Close the tier."""
-        self.tier.close()
-
-
-class ReplicationThread:
-    """Processes the queue of `shared` in a thread that starts when it is first woken."""
-
-    def __init__(self, shared: ReplicatedTier) -> None:
-        self._shared = shared
-        self._woken = threading.Event()
-        self._closing = False
-        self._thread: threading.Thread | None = None
-        self._guard = threading.Lock()
-        self._warned = False
+    # The thread
 
     def wake(self) -> None:
-        """Process the queue soon."""
         self._woken.set()
         with self._guard:
             if self._thread is None and not self._closing:
@@ -250,29 +223,27 @@ class ReplicationThread:
                 self._thread.start()
 
     def close(self) -> None:
-        """Process what is left, unless the tier fails, and end the thread."""
+        """Process what is left, unless the tier fails; end the thread and close the tier."""
         with self._guard:
             self._closing = True
         self._woken.set()
         if self._thread is not None:
             self._thread.join()
         self._process()
+        self.tier.close()
 
     def _run(self) -> None:
         while not self._closing:
-            self._woken.wait(RETRY_AFTER_S if self._must_retry else None)
+            # Operations may be left that become possible without another call of `wake`.
+            must_retry = self._warned or self.tier.failing or self.tier.refusing
+            self._woken.wait(RETRY_AFTER_S if must_retry else None)
             self._woken.clear()
             if not self._closing:
                 self._process()
 
-    @property
-    def _must_retry(self) -> bool:
-        """Whether operations may be left that become possible without another call of `wake`."""
-        return self._warned or self._shared.tier.failing or self._shared.tier.refusing
-
     def _process(self) -> None:
         try:
-            while self._shared.process_queue():
+            while self.process_queue():
                 pass
             self._warned = False
         except (StoreError, sqlite3.Error, OSError) as error:

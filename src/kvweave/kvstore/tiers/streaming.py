@@ -32,13 +32,9 @@ RangeReader = Callable[[Sequence[ByteRange]], Sequence[Blob] | None]
 class StreamingEntry:
     """The layers of one entry that are still to be read; a `LayerStream`. Safe to use from several threads.
 
-    Args:
-        data: room for the entry's bytes (n,) uint8, with its beginning in place; the other bytes are written here.
-        missing: what is to be read, from `split_pieces`; not empty.
-        read: reads byte ranges of the entry.
-        bandwidth: how fast its server delivers.
-        on_abort: called, in any thread, before DamagedEntry is raised because a piece cannot be read.
-        where: names the entry in errors.
+    `data` (n,) uint8 has room for the entry's bytes, with its beginning in place; the pieces `missing`, at least one, are written
+    there. `on_abort` is called, in any thread, before DamagedEntry is raised because a piece cannot be read. `where` names the
+    entry in errors.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class StreamingEntry:
 
     @property
     def whole(self) -> bool:
-        """Whether everything has been read."""
         return all(state == "read" for state in self._states)
 
     @property

@@ -1,6 +1,6 @@
-"""What a tier has to do: a local one (device, host, disk) serves look-ups, a remote one keeps bytes under keys.
+"""What a remote tier has to do: keep bytes under keys.
 
-A remote tier knows nothing of what the bytes mean, of other tiers, of caps or of eviction scores. Any server may be one, even
+It knows nothing of what the bytes mean, of other tiers, of caps or of eviction scores. Any server may be one, even
 if others can write to it: readers verify what they get, and altered bytes are a counted, logged miss.
 """
 
@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvweave.kvstore.format import Content, ParsedEntry
 from kvweave.kvstore.header import ByteRange
 from kvweave.kvstore.keys import EntryKey
-from kvweave.kvstore.reports import TierName
 
 Blob: TypeAlias = bytes | bytearray | memoryview
 """An entry in the stored format (docs/reference/file-format.md), or a part of one."""
@@ -28,45 +26,6 @@ class ListedEntry:
     key: EntryKey
     path: str
     token_ids: Sequence[int] | None = None
-
-
-class LocalTier(Protocol):
-    """Holds entries on this machine under a hard cap. Safe to use from several threads."""
-
-    @property
-    def name(self) -> TierName:
-        """Which tier this is."""
-        ...
-
-    @property
-    def limit_bytes(self) -> int:
-        """The cap; 0 turns the tier off."""
-        ...
-
-    @property
-    def used_bytes(self) -> int:
-        """The size of all entries."""
-        ...
-
-    def get(self, entry: ListedEntry) -> Content | None:
-        """Return the entry's content, or None if the tier does not hold it; callers must not write to it."""
-        ...
-
-    def admit(self, entry: ParsedEntry, score: float) -> bool:
-        """Store a copy of an entry that is not here yet, if its eviction score is high enough; return whether it was accepted."""
-        ...
-
-    def sizes(self) -> Mapping[str, int]:
-        """Return the size of every entry in bytes, by key."""
-        ...
-
-    def set_limit(self, limit_bytes: int) -> None:
-        """Change the cap and evict down to it; entries that running requests use stay until others need the room."""
-        ...
-
-    def clear(self) -> int:
-        """Drop every entry, used or not; return how many."""
-        ...
 
 
 class RemoteTier(Protocol):

@@ -12,32 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvweave.database import Database
 from kvweave.errors import DamagedEntry, StoreError
-from kvweave.kvstore.catalog import Catalog
 from kvweave.kvstore.eviction import after_retrievals, eviction_score
 from kvweave.kvstore.format import Content, ParsedEntry, check_entry, verify_content
-from kvweave.kvstore.keys import EntryKey
+from kvweave.kvstore.keys import EntryKey, LookUp
 from kvweave.kvstore.reports import TierName
 from kvweave.kvstore.tiers.disk import DiskTier
 from kvweave.kvstore.tiers.disk_check import relist
-from kvweave.kvstore.tiers.fetching import Fetcher
+from kvweave.kvstore.tiers.fetching import FetchedEntry, Fetcher
 from kvweave.kvstore.tiers.leases import Lease, Pins
-from kvweave.kvstore.tiers.loading import Loader
 from kvweave.kvstore.tiers.memory import DeviceTier, HostEntry, HostTier, MemoryEntry
-from kvweave.kvstore.tiers.remote_reader import FetchedEntry
 from kvweave.kvstore.tiers.replication import ReplicatedTier
-from kvweave.kvstore.tiers.tier import ListedEntry, LocalTier
+from kvweave.kvstore.tiers.tier import ListedEntry
 
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """What is looked for: the first of `candidates` that is stored, all of the chunk with these `token_ids`."""
-
-    candidates: Sequence[EntryKey]
-    token_ids: Sequence[int]
+LocalTier = DeviceTier | HostTier | DiskTier
+"""A tier on this machine: it holds entries under a hard cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +45,17 @@ class Found:
 class TieredStore:
     """The tiers of one store; safe to use from several threads.
 
-    Args:
-        database: of the catalogue.
-        catalog: which entries there are.
-        disk: the disk tier.
-        shared: None if there is none.
-        pins: what running requests use.
-        reads: runs the reading of files, and moves entries in the background.
+    `shared` is None if there is no shared tier; `pins` are what running requests use.
 
     Attributes:
+        reads: runs the reading of files, and moves entries in the background.
         fetcher: reads entries from the shared tier; None if there is none.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        disk: DiskTier,
-        shared: ReplicatedTier | None,
-        pins: Pins,
-        reads: Loader[ParsedEntry | None],
-    ) -> None:
-        self._database = database
-        self._catalog = catalog
-        self._pins = pins
-        self.reads = reads
+    def __init__(self, disk: DiskTier, shared: ReplicatedTier | None, pins: Pins) -> None:
+        self._catalog = disk.catalog
+        self._database = disk.catalog.database
+        self.reads = disk.reads
         self.disk = disk
         self.host = HostTier(0, pins.in_use, self._demote)
         self.device: DeviceTier | None = None
@@ -87,10 +65,9 @@ class TieredStore:
             None if shared is None else Fetcher(shared.reader, self._held_in_memory, self._store_fetched)
         )
 
-    def local(self, name: TierName) -> LocalTier | None:
-        """Return a tier on this machine; None if there is no such tier."""
-        tiers: dict[str, LocalTier | None] = {"device": self.device, "host": self.host, "disk": self.disk}
-        return tiers.get(name)
+    def memory(self, name: TierName) -> HostTier | DeviceTier | None:
+        """Return a tier in memory; None if there is no such tier."""
+        return self.host if name == "host" else self.device if name == "device" else None
 
     # Looking up
 
@@ -127,10 +104,6 @@ class TieredStore:
             elif candidates and self._can_fetch and self.fetcher is not None:
                 self.fetcher.prefetch(candidates[0], lease, inline=self._database.in_transaction)
 
-    def lease(self) -> Lease:
-        """Return a lease for one request."""
-        return Lease(self._pins)
-
     def import_missing(self, look_ups: Sequence[LookUp]) -> list[bool]:
         """Copy entries that only the shared tier has to the disk; return whether each is listed by now.
 
@@ -148,29 +121,29 @@ class TieredStore:
     # Setting up and closing
 
     def attach(self, device: DeviceTier) -> None:
-        """Use a device's memory from now on."""
         self.device = device
         self.host.page_locked = device.device.type == "cuda"
 
     def drop_copies(self, keys: Iterable[str]) -> None:
-        """Drop the copies of these entries in memory."""
         keys = list(keys)
         self.host.drop(keys)
         if self.device is not None:
             self.device.drop(keys)
 
     def clear_memory(self) -> None:
-        """Drop everything in memory."""
         self.host.clear()
         if self.device is not None:
             self.device.clear()
 
     def close(self) -> None:
-        """Wait for background work, and drop everything in memory."""
+        """Wait for background work, replicate what is queued, and drop everything in memory."""
         self.reads.close()
         if self.fetcher is not None:
             self.fetcher.close()
+        if self.shared is not None:
+            self.shared.close()
         self.clear_memory()
+        self.disk.files.forget()
 
     # Entries that the catalogue lists
 
@@ -208,8 +181,7 @@ class TieredStore:
         served = [hit for hit in hits if hit.tier in ("device", "host")]
         now_s = self._catalog.now_s() if served else 0.0
         for hit in served:
-            tier = self.host if hit.tier == "host" else self.device
-            if tier is not None:
+            if (tier := self.memory(hit.tier)) is not None:
                 tier.record_hit(hit.key.digest, hit.content.tokens, now_s)
 
     # Entries that only the shared tier has
@@ -247,7 +219,7 @@ class TieredStore:
         entry = fetched.parsed
         key = next(key for key in look_up.candidates if key.digest == entry.key.digest)
         try:
-            check_entry(entry, key, look_up.token_ids, f"entry {key.digest} of the shared tier")
+            check_entry(entry, key.digest, look_up.token_ids, f"entry {key.digest} of the shared tier")
         except DamagedEntry as error:
             _LOG.warning("shared entry not used: %s", error)
             return None
@@ -297,10 +269,7 @@ class TieredStore:
         if entry is None:
             return
         if self.host.limit_bytes:
-            try:
-                self.host.admit(entry, self._score(entry, entry.bytes))
-            except StoreError as error:
-                _LOG.debug("not kept in memory: %s", error)
+            self._admit(self.host, entry, entry.bytes)
         self._promote_to_device(entry)
 
     def _promote_from_host(self, key: str) -> None:
@@ -313,12 +282,14 @@ class TieredStore:
         return self.device is not None and self.device.limit_bytes > 0
 
     def _promote_to_device(self, entry: ParsedEntry) -> None:
-        if self.device is None or not self._has_device:
-            return
+        if self.device is not None and self._has_device:
+            self._admit(self.device, entry, entry.content.bytes)
+
+    def _admit(self, tier: HostTier | DeviceTier, entry: ParsedEntry, size_bytes: int) -> None:
         try:
-            self.device.admit(entry, self._score(entry, entry.content.bytes))
+            tier.admit(entry, self._score(entry, size_bytes))
         except StoreError as error:
-            _LOG.debug("not kept on the device: %s", error)
+            _LOG.debug("not kept in memory (%s): %s", tier.name, error)
 
     def _demote(self, evicted: Mapping[str, MemoryEntry[HostEntry]]) -> None:
         """Copy entries that the host evicted and only the shared tier has to the disk, if it has room for them now.

@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ VERSION: Final = 1
 """Raised when the same file would be converted into something else; older folders are then swept."""
 
 Report = Callable[[str, int, int], None]
+"""Told how far a conversion is: its stage, the units done and the units in all."""
 Stamps = list[list[Any]]
 """Path, size, time of change and inode of each file of a model."""
 
@@ -52,19 +54,13 @@ class Conversions:
     def __init__(self, home: Path) -> None:
         self.folder = home / "models" / "gguf"
 
-    def find(self, name: str, stamps: Stamps) -> Path | None:
-        """Return the folder that the model `name` was converted into while its files had these stamps, or None."""
+    def find(self, name: str, stamps: Stamps | None = None) -> Path | None:
+        """Return the folder that a model was last converted into, or None; with `stamps`, only if its files had these then."""
         found = self._remembered(name)
-        if found is None or found["parts"] != stamps:
+        if found is None or stamps not in (None, found["parts"]):
             return None
         folder = self._place(found["digest"])
         return folder if folder.is_dir() else None
-
-    def find_without_file(self, name: str) -> Path | None:
-        """Return the folder that a model was last converted into, whatever became of its file, or None."""
-        found = self._remembered(name)
-        folder = None if found is None else self._place(found["digest"])
-        return folder if folder is not None and folder.is_dir() else None
 
     def convert(
         self,
@@ -256,3 +252,33 @@ def _explained(folder: Path, needed_bytes: int) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise StoreError(f"{folder} cannot be written: {error.strerror}; name another --home") from error
         raise
+
+
+# Who is told how far a conversion is: it happens deep inside a call, when the model is first needed
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Ignore progress."""
+
+
+_REPORT: ContextVar[Report] = ContextVar("_REPORT", default=_ignore)
+
+
+@contextmanager
+def reporting(report: Report) -> Iterator[None]:
+    """Have what is converted inside the `with` reported to `report`."""
+    token = _REPORT.set(report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+def report_to(report: Report) -> None:
+    """Have everything from now on reported to `report`, outside any `reporting`."""
+    _REPORT.set(report)
+
+
+def current_report() -> Report:
+    """Return the callback to report to."""
+    return _REPORT.get()

@@ -185,10 +185,6 @@ def _llama(header: Header) -> Settings:
     return {"attention_bias": _has(header, "attn_q.bias"), "mlp_bias": _has(header, "ffn_up.bias")}
 
 
-def _qwen2(header: Header) -> Settings:
-    return {"use_sliding_window": False}
-
-
 def _qwen3(header: Header) -> Settings:
     return {"attention_bias": _has(header, "attn_q.bias"), "use_sliding_window": False}
 
@@ -201,10 +197,6 @@ def _phi3(header: Header) -> Settings:
         "partial_rotary_factor": turning / head_width(header),
         "original_max_position_embeddings": header.get("rope.scaling.original_context_length", context),
     }
-
-
-def _gemma(header: Header) -> Settings:
-    return {}
 
 
 def _gemma2(header: Header) -> Settings:
@@ -255,10 +247,10 @@ def _query_scale(header: Header, layers_of_27b: int) -> int:
 
 ROWS: Final[Mapping[str, Family]] = {
     "llama": Family("llama", _llama, interleaved=True),  # Mistral's too
-    "qwen2": Family("qwen2", _qwen2),
+    "qwen2": Family("qwen2", lambda header: {"use_sliding_window": False}),
     "qwen3": Family("qwen3", _qwen3),
     "phi3": Family("phi3", _phi3),
-    "gemma": Family("gemma", _gemma, norm_offset=1.0),
+    "gemma": Family("gemma", lambda header: {}, norm_offset=1.0),
     "gemma2": Family("gemma2", _gemma2, norm_offset=1.0),
     "gemma3": Family("gemma3_text", _gemma3, norm_offset=1.0),
 }

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvweave.models.attention import GroupedPlan, RowPlan
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.recipes.attend import Causal
+from kvweave.ops.grouped_attention import ContextGroup
 from kvweave.recipes.match import MatchSystemThenChunk
-from kvweave.recipes.place import Placement, TruePositions
+from kvweave.recipes.place import Causal, Placement, TruePositions
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Matched, PrefillRequest
 
@@ -74,14 +74,9 @@ class GroupedContext:
         if self.causal(request, matched):
             return Causal().plan(request, matched, rows)
         chunks = [m.span for m in matched if m.span.kind == "chunk"]
+        group = ContextGroup(chunks[0].start, chunks[-1].end, self.temperature, self.scale)
         geometry = request.adapter.geometry
-        return GroupedPlan(
-            rows.to(geometry.device),
-            geometry.dtype,
-            columns=(chunks[0].start, chunks[-1].end),
-            temperature=self.temperature,
-            scale=self.scale,
-        )
+        return GroupedPlan(rows.to(geometry.device), geometry.dtype, group)
 
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]

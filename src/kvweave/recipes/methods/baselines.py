@@ -1,6 +1,6 @@
 """Baselines: full attention, exact reuse of whole paths, and reuse without recomputation."""
 
-from kvweave.recipes.match import MatchExactPath, MatchNothing, MatchPathThenChunk
+from kvweave.recipes.match import MatchExactPath, MatchNothing
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
 
@@ -43,4 +43,4 @@ def reuse() -> Recipe:
     Relations: cheapest of all. Unlike the selective recipes it cannot repair tokens whose meaning depends on another
         chunk.
     """
-    return Recipe("reuse", match=MatchPathThenChunk())
+    return Recipe("reuse")

@@ -5,11 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores
+from kvweave.recipes.select import Score, TopScores
 
 
 def cacheblend() -> Recipe:
@@ -23,15 +21,14 @@ def cacheblend() -> Recipe:
     Relations: ignores the question, unlike `prophetkv` and `fusionrag`; `kvshare` weighs the same distance by attention.
         Also works on chunks prepared alone (`--prepare bare`). `cacheblend-kv` compares keys too.
     """
-    return Recipe("cacheblend", match=MatchPathThenChunk(), select=TopScores(ValueDeviation()), ratio=0.15)
+    return Recipe("cacheblend", select=TopScores(ValueDeviation()), ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class ValueDeviation:
+class ValueDeviation(Score):
     """Squared distance of each token's stale value from the one computed with a full first layer."""
 
     supports_coverage: ClassVar[bool] = True
-    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one full layer and the second layer's projections."""

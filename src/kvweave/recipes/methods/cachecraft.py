@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Ids, PrepareContext
-from kvweave.recipes.features import FeatureExtractor, StoredAttention, attention_key, stored_attention
-from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.features import FeatureExtractor, attention_key, attention_to_earlier
+from kvweave.recipes.match import preceding_chunks
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Isolated, Prepare, PreparedChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Matched, PrefillRequest
-from kvweave.recipes.select import TopScores
+from kvweave.recipes.select import Score, TopScores
 from kvweave.recipes.simulated_requests import SimulatedRequests
 from kvweave.types import ChunkFeature, KVProvenance
 
@@ -39,7 +39,6 @@ def cachecraft() -> Recipe:
     return Recipe(
         "cachecraft",
         prepare=RequestVersions(),
-        match=MatchPathThenChunk(),
         select=TopScores(InterAttention()),
         ratio=0.15,
     )
@@ -99,11 +98,11 @@ class RequestVersions(Prepare):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One exact KV entry of a chunk: its provenance, the digests of the chunks before it, and its attention."""
+    """One exact KV entry of a chunk: its provenance, the digests of the P chunks before it, and attention to them (P, n)."""
 
     provenance: KVProvenance
     preceding: tuple[str, ...]
-    attention: StoredAttention
+    attention: Tensor
 
 
 def stored_versions(request: PrefillRequest, spans: Sequence[int]) -> list[list[Version]]:
@@ -126,25 +125,19 @@ def stored_versions(request: PrefillRequest, spans: Sequence[int]) -> list[list[
     found: list[list[Version]] = [[] for _ in ids]
     for (number, provenance), feature in zip(wanted, features, strict=True):
         preceding = preceding_chunks(request, provenance)
-        attention = stored_attention(feature, len(preceding))
+        attention = attention_to_earlier(feature, len(preceding))
         if attention is not None:
             found[number].append(Version(provenance, preceding, attention))
     return found
 
 
-def preceding_chunks(request: PrefillRequest, provenance: KVProvenance) -> tuple[str, ...]:
-    """Return the digests of the chunks that this KV was computed after; none if not after this prompt's prefix."""
-    prefix = request.system_path
-    return provenance.context[len(prefix) :] if provenance.context[: len(prefix)] == prefix else ()
-
-
 def _value(version: Version, before: frozenset[str]) -> float:
-    paid = zip(version.preceding, version.attention.inter.mean(dim=1).tolist(), strict=True)
+    paid = zip(version.preceding, version.attention.mean(dim=1).tolist(), strict=True)
     return math.fsum(share if chunk in before else -share for chunk, share in paid)
 
 
 @dataclass(frozen=True, slots=True)
-class InterAttention:
+class InterAttention(Score):
     """How much a token attends to chunks that its stored KV has wrong, as recorded; runs no pass of the model.
 
     E are the chunks before its chunk in this prompt, E(v) those before it when the stored version v was computed.
@@ -178,53 +171,29 @@ class InterAttention:
             wanted.append((ids, self.simulated.provenance(request.adapter, request.prefix, len(ids))))
             wanted.append((ids, attention_key(found.provenance)))
         features = request.store.find_features(request.adapter.fingerprint, wanted)
-        chunks = [
-            _chunk_attention(state, *each) for each in zip(stale, features[::2], features[1::2], strict=True)
-        ]
-        known = [chunk.usual for chunk in chunks if chunk.usual is not None]
-        otherwise = float(torch.cat(known).mean()) if known else 1.0
-        return torch.cat([chunk.scores(otherwise) for chunk in chunks])
+        chunks = [_known(state, *each) for each in zip(stale, features[::2], features[1::2], strict=True)]
+        told = [usual for _, _, usual in chunks if usual is not None]
+        otherwise = torch.cat(told).mean() if told else torch.ones(())
+        return torch.cat(
+            [foreign + absent * (otherwise if m is None else m) for foreign, absent, m in chunks]
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkAttention:
-    """What is known of one chunk's n tokens.
-
-    Attributes:
-        tokens: n.
-        absent: how many chunks before it in this prompt were not before it in its stored KV, |E without E(v)|.
-        foreign: (n,) attention to chunks that were before it then and are not in this prompt.
-        usual: (n,) m; None where neither feature tells it.
-    """
-
-    tokens: int
-    absent: int
-    foreign: Tensor
-    usual: Tensor | None
-
-    def scores(self, otherwise: float) -> Tensor:
-        """Return the scores (n,), with a value for an unknown m."""
-        usual = self.usual if self.usual is not None else torch.full((self.tokens,), otherwise)
-        return self.foreign + self.absent * usual
-
-
-def _chunk_attention(
+def _known(
     state: PrefillState, stale: tuple[int, Matched], mean: ChunkFeature | None, version: ChunkFeature | None
-) -> _ChunkAttention:
+) -> tuple[Tensor, int, Tensor | None]:
+    """Return what is known of one chunk's n tokens.
+
+    The attention (n,) that they paid to chunks that are not in this prompt; |E without E(v)|; and m (n,), None where
+    neither feature tells it.
+    """
     number, found = stale
     assert found.provenance is not None
-    here, tokens = set(state.request.chunks_before(number)), found.span.tokens
+    here = set(state.request.chunks_before(number))
     then = preceding_chunks(state.request, found.provenance) if found.provenance.exact else ()
-    attention = stored_attention(version, len(then)) if then else None
-    foreign = torch.zeros(tokens)
-    if attention is not None:
-        places = [place for place, chunk in enumerate(then) if chunk not in here]
-        foreign = attention.inter[places].sum(dim=0)
-    return _ChunkAttention(tokens, len(here.difference(then)), foreign, _usual(mean, attention))
-
-
-def _usual(mean: ChunkFeature | None, attention: StoredAttention | None) -> Tensor | None:
-    """Return m, (n,), if one of the two features tells it."""
-    if mean is not None:
-        return mean.tensors["inter"]
-    return attention.inter.mean(dim=0) if attention is not None else None
+    inter = attention_to_earlier(version, len(then)) if then else None
+    foreign = torch.zeros(found.span.tokens)
+    if inter is not None:
+        foreign = inter[[place for place, chunk in enumerate(then) if chunk not in here]].sum(dim=0)
+    usual = inter.mean(dim=0) if inter is not None else None
+    return foreign, len(here.difference(then)), usual if mean is None else mean.tensors["inter"]

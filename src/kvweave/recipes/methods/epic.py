@@ -1,17 +1,14 @@
 """EPIC: recompute the first tokens of every chunk."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Bare
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores
+from kvweave.recipes.select import Score, TopScores
 
 
 def epic() -> Recipe:
@@ -26,15 +23,12 @@ def epic() -> Recipe:
         repair on them (`isolated+epic`).
     """
     select = TopScores(PositionScore())
-    return Recipe("epic", prepare=Bare(), match=MatchPathThenChunk(), select=select, ratio=0.15)
+    return Recipe("epic", prepare=Bare(), select=select, ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class PositionScore:
+class PositionScore(Score):
     """Tokens nearer to the start of their chunk score higher; all chunks get the same share of the budget."""
-
-    supports_coverage: ClassVar[bool] = False
-    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
         """Return the negative offset in the chunk; runs no pass."""

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe, LayerQueries
-from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import Similar
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores, question_plan, question_votes
+from kvweave.recipes.select import Score, TopScores, question_plan, question_votes
 
 
 def fusionrag() -> Recipe:
@@ -35,14 +33,13 @@ def fusionrag() -> Recipe:
     return Recipe(
         "fusionrag",
         prepare=Similar(),
-        match=MatchPathThenChunk(),
         select=TopScores(AttentionInEachChunk()),
         ratio=0.15,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionInEachChunk:
+class AttentionInEachChunk(Score):
     """The question's attention to each token, with a softmax for each chunk by itself (FusionRAG §3.2).
 
     The question is run over the stale KV, every token at its true position. Weights of the rows that the user wrote are
@@ -53,7 +50,6 @@ class AttentionInEachChunk:
 
     layers: tuple[int, ...] = (-1,)
     supports_coverage: ClassVar[bool] = True
-    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one pass of the question and of fresh chunks up to the last of those layers."""

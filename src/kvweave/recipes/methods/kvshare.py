@@ -6,11 +6,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvweave.models.hooks import AttentionProbe
-from kvweave.recipes.features import FeatureExtractor
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import Recipe
-from kvweave.recipes.select import TopScores
+from kvweave.recipes.select import Score, TopScores
 
 
 def kvshare() -> Recipe:
@@ -23,18 +21,17 @@ def kvshare() -> Recipe:
     Relations: `cacheblend` without the weight; `prophetkv` uses the question's attention instead of all rows'.
     """
     select = TopScores(AttentionTimesDeviation())
-    return Recipe("kvshare", match=MatchPathThenChunk(), select=select, ratio=0.15)
+    return Recipe("kvshare", select=select, ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionTimesDeviation:
+class AttentionTimesDeviation(Score):
     """(Σ Φ[n, t]) · ‖ΔV(t)‖₁: attention to a token from all rows in the first layer, times its value's distance.
 
     A window in that layer stays (unlike in `LayerVotes`): it moves with the rows, so it does not favour the context's end.
     """
 
     supports_coverage: ClassVar[bool] = True
-    extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def scores(self, state: PrefillState) -> Tensor:
         """Run one full layer with all its attention weights, and the second layer's projections."""

@@ -1,6 +1,5 @@
 """ProphetKV: recompute the tokens that the question attends to."""
 
-from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, TopScores
 
@@ -16,4 +15,4 @@ def prophetkv() -> Recipe:
     Relations: `fusionrag` uses the last layer alone, with a softmax for each chunk; `cacheblend` selects by how far KV is off and
         not by what the question needs.
     """
-    return Recipe("prophetkv", match=MatchPathThenChunk(), select=TopScores(QuestionAttention()), ratio=0.2)
+    return Recipe("prophetkv", select=TopScores(QuestionAttention()), ratio=0.2)

@@ -14,13 +14,12 @@ from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
 from kvweave.ops.scores import mean_attention, top_tokens
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import FeatureExtractor, feature_bytes
-from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
-from kvweave.recipes.prepare import Isolated
+from kvweave.recipes.prepare import Isolated, isolated_provenance
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.request import Budget
-from kvweave.recipes.select import LayerVotes, TopScores, question_votes, voting_layers
+from kvweave.recipes.select import LayerVotes, Score, TopScores, question_votes, voting_layers
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 SINKS = 4
@@ -41,11 +40,11 @@ def qcfuse() -> Recipe:
     Relations: with a share of 0 close to `fusionrag-alone`; with a share of 1 and all layers close to `prophetkv`, whose softmax
         leaves the system prefix out.
     """
-    return Recipe("qcfuse", match=MatchPathThenChunk(), select=TopScores(DigestAttention()), ratio=0.15)
+    return Recipe("qcfuse", select=TopScores(DigestAttention()), ratio=0.15)
 
 
 @dataclass(frozen=True, slots=True)
-class Importance:
+class Importance(FeatureExtractor):
     """The largest attention that a token of a chunk gets while the chunk is repeated, over heads, layers and repeated rows.
 
     The model runs over S ++ C ++ C. The second C attends, or as much of it as fits the model's context. Layers count that
@@ -54,17 +53,14 @@ class Importance:
     do not benefit from the words. Without room for any repetition the importance is 0 everywhere.
     """
 
-    across_chunks: ClassVar[bool] = False
-
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, as that of isolated KV."""
-        (isolated,) = Isolated().provenances(adapter, prefix, chunk_tokens)
         end = min(len(prefix) + 2 * chunk_tokens, adapter.geometry.context_tokens)
-        every = voting_layers(adapter.geometry, len(prefix), end - 1).every_layer(adapter.geometry)
+        votes = voting_layers(adapter.geometry, len(prefix), end - 1)
+        every = len(votes.layers) == adapter.geometry.layers and not votes.lift_windows
         # Until layers were left out, entries named `importance` were the peak over all layers, whatever they see.
-        return KVProvenance(
-            "importance" if every else "importance-whole", isolated.context, rope_regime=isolated.rope_regime
-        )
+        kind = "importance" if every else "importance-whole"
+        return replace(isolated_provenance(adapter, prefix, chunk_tokens), kind=kind)
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one pass over each chunk, or two if its isolated KV is not stored."""
@@ -72,10 +68,6 @@ class Importance:
             feature = ChunkFeature(chunk, {"importance": _importance(ctx, chunk)})
             provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
             yield StoreEntry(feature, provenance, (digest_tokens(chunk),))
-
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Count one number per token."""
-        return feature_bytes(chunk_tokens)
 
 
 def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
@@ -85,9 +77,8 @@ def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
     ids = (*ctx.prefix, *chunk, *chunk)[: adapter.geometry.context_tokens]
     if len(ids) <= end:
         return torch.zeros(len(chunk))
-    isolated = Isolated()
-    (provenance,) = isolated.provenances(adapter, ctx.prefix, len(chunk))
-    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or isolated.compute(ctx, chunk).kv
+    provenance = isolated_provenance(adapter, ctx.prefix, len(chunk))
+    kv = ctx.store.get(adapter.fingerprint, chunk, provenance) or Isolated().compute(ctx, chunk).kv
     before = [PlacedSpan(ctx.prefix_kv(), 0, 0)] if start else []
     plan = adapter.rows(torch.arange(end, len(ids)))
     votes = voting_layers(adapter.geometry, start, len(ids) - 1)
@@ -98,7 +89,7 @@ def _importance(ctx: PrepareContext, chunk: Ids) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestAttention:
+class DigestAttention(Score):
     """Attention of the question's queries to every context key, with queries computed after the chunks' digests alone.
 
     The probe runs S ++ digests ++ question, every token at its own position; chunks without stored KV take part whole, since
@@ -195,7 +186,10 @@ class _QueryRecorder:
 
     def on_layer(self, queries: LayerQueries) -> None:
         if queries.layer in self.votes.layers:
-            self.seen.append(replace(queries, window=None) if self.votes.lift_windows else queries)
+            settings = queries.settings
+            if self.votes.lift_windows:
+                settings = replace(settings, window=None)
+            self.seen.append(replace(queries, settings=settings))
 
 
 def _attention(
@@ -207,16 +201,14 @@ def _attention(
     """
     device = seen.query.device
     computed = torch.searchsorted(rows, state.fresh).to(device)
-    keys = stored.layer_keys(seen.layer, seen.keys).clone()  # (1, G, N, D)
+    keys = stored.layer_kv(seen.layer, seen.keys)[0].clone()  # (1, G, N, D)
     keys[:, :, state.fresh.to(device)] = seen.keys[:, :, computed]
     places = torch.searchsorted(seen.rows, question.to(device))
     return mean_attention(
         seen.query[:, :, places],
         state.question_rows.to(device),
         keys,
-        scaling=seen.scaling,
-        window=seen.window,
-        softcap=seen.softcap,
+        seen.settings,
     )[0]
 
 

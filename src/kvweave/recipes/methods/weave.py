@@ -1,16 +1,14 @@
 """weave: recompute what the question attends to and what depends on earlier text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kvweave.models.adapter import Adapter
-from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
-from kvweave.recipes.features import FeatureExtractor, feature_bytes
-from kvweave.recipes.match import MatchPathThenChunk
+from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.prepare import (
     PreparedChunk,
@@ -19,6 +17,7 @@ from kvweave.recipes.prepare import (
     encode_after,
     fitting,
     isolated_kv,
+    isolated_provenance,
 )
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, TopScores
@@ -42,7 +41,6 @@ def weave() -> Recipe:
     return Recipe(
         "weave",
         prepare=SimilarAndPrevious(),
-        match=MatchPathThenChunk(),
         select=TopScores(QuestionAttention(times=ContextSensitivity())),
         ratio=0.1,
     )
@@ -75,16 +73,13 @@ class SimilarAndPrevious(WithNeighbours):
         previous, _ = Previous(self.previous).provenances(adapter, prefix, chunk_tokens)
         return own, previous, isolated
 
-    def neighbours(self, corpus: Corpus, chunk: Ids) -> Sequence[Ids]:
-        """Return similar chunks, then the previous ones, which do not count as similar too."""
-        similar, previous = self._both(corpus, chunk)
-        return [*similar, *previous]
-
-    def fitting_neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
-        """Return the previous chunks if they fit, behind as many similar ones as fit beside them."""
-        similar, previous = self._both(ctx.corpus, chunk)
+    def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
+        """Return the previous chunks if they fit, behind as many similar ones, which are others, as fit beside them."""
+        previous = ctx.corpus.previous(chunk, self.previous)
+        similar = ctx.corpus.similar(chunk, self.similar + len(previous))
+        others = [ids for ids in similar if ids not in previous][: self.similar]
         before = fitting(ctx, chunk, previous[::-1])[::-1]
-        return [*fitting(ctx, chunk, similar, before), *before]
+        return [*fitting(ctx, chunk, others, before), *before]
 
     def features_of(
         self, ctx: PrepareContext, prepared: PreparedChunk, isolated: ChunkKV
@@ -92,14 +87,9 @@ class SimilarAndPrevious(WithNeighbours):
         """Return the feature that `ContextSensitivity` would extract in a pass of its own."""
         return (ContextSensitivity(self).measured(ctx, prepared, isolated),)
 
-    def _both(self, corpus: Corpus, chunk: Ids) -> tuple[list[Ids], Sequence[Ids]]:
-        previous = corpus.previous(chunk, self.previous)
-        similar = corpus.similar(chunk, self.similar + len(previous))
-        return [ids for ids in similar if ids not in previous][: self.similar], previous
-
 
 @dataclass(frozen=True, slots=True)
-class ContextSensitivity:
+class ContextSensitivity(FeatureExtractor):
     """How far each token's KV moves if other chunks come before its chunk: a feature `moved` (n,) float32.
 
     The distance between KV computed after `neighbours` and isolated KV, as a share of the latter's length, averaged over
@@ -111,13 +101,12 @@ class ContextSensitivity:
     """
 
     neighbours: WithNeighbours = field(default_factory=SimilarAndPrevious)
-    across_chunks: ClassVar[bool] = False
 
     def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, with the kind of the neighbours in its own."""
-        with_neighbours, *_, isolated = self.neighbours.provenances(adapter, prefix, chunk_tokens)
-        kind = f"moved-{with_neighbours.kind}"
-        return KVProvenance(kind, isolated.context, rope_regime=isolated.rope_regime)
+        return replace(
+            isolated_provenance(adapter, prefix, chunk_tokens), kind=f"moved-{self.neighbours.kind}"
+        )
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
         """Run one pass over each chunk after its neighbours' isolated KV; measure the result and drop it.
@@ -125,7 +114,7 @@ class ContextSensitivity:
         For chunks whose preparation does not measure it on the way.
         """
         for chunk in chunks:
-            neighbours = self.neighbours.fitting_neighbours(ctx, chunk)
+            neighbours = self.neighbours.neighbours(ctx, chunk)
             if neighbours:
                 yield self.measured(ctx, encode_after(ctx, neighbours, chunk), isolated_kv(ctx, chunk))
 
@@ -134,10 +123,6 @@ class ContextSensitivity:
         chunk = moved.kv.token_ids
         feature = ChunkFeature(chunk, {"moved": _relative_distance(moved.kv, isolated)})
         return StoreEntry(feature, self.provenance(ctx.adapter, ctx.prefix, len(chunk)), moved.sources)
-
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
-        """Count one number per token."""
-        return feature_bytes(chunk_tokens)
 
     def of_stale_tokens(self, state: PrefillState) -> Tensor:
         """Return (n,) float32: how far each stale token moves, from the features of its chunk.

@@ -1,8 +1,9 @@
-"""/v1/kb: knowledge bases, their documents, their caches, and questions to them."""
+"""/v1/kb: knowledge bases, their documents, their caches, questions to them, and named conversations."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -16,15 +17,17 @@ from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
 from kvweave.server.bases import uploads
 from kvweave.server.errors import ApiError
-from kvweave.server.events import NamedEvents, sse
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
-from kvweave.server.services import ChoiceEvent, cache_use, services, start, tenant
+from kvweave.server.running import Emit
+from kvweave.server.services import UPLOADS_FOLDER, ChoiceEvent, cache_use, services, shown, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
-from kvweave.server.sources import UPLOADS_FOLDER, shown
 from kvweave.types import Message
 
 router = APIRouter(prefix="/v1/kb")
+SourceName = Annotated[str, Query(min_length=1)]
+_T = TypeVar("_T")
 
 _MOST_PREDICTED: Final = 100
 
@@ -50,19 +53,26 @@ class QuestionFields(KvweaveOptions):
 
     def request(self, kb: str, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
         """Return the request to complete; `defaults` are the settings of generation."""
-        generation = sampling(
-            defaults,
-            most=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            think=self.think,
-            seed=self.seed,
-        )
+        decoding = ("max_new_tokens", "temperature", "top_p", "think", "seed")
+        generation = sampling(defaults, **{name: getattr(self, name) for name in decoding})
         return CompletionRequest(
             messages=(Message("user", self.question),),
             kb=kb,
             options={**self.options(cache, generation), "drop_chunks": bool(self.drop_chunks)},
         )
+
+
+class SearchFields(Fields):
+    """The question to find passages for."""
+
+    question: NonEmpty
+    top_k: int | None = Field(None, ge=1, le=10_000)
+
+
+class TurnFields(SearchFields):
+    """The next turn of a conversation."""
+
+    stream: bool | None = None
 
 
 @router.get("")
@@ -102,91 +112,118 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 async def describe(request: Request, name: str) -> dict[str, Any]:
     """Return a knowledge base's documents, the progress of its preparation, and the recipe that `auto` selects."""
 
-    def described() -> dict[str, Any]:
-        with tenant(request).bases.using(name) as base:
-            preparation = facts(base.preparation.status())
-            preparation["by_server"] = base.config.server.idle_work and base.has_recorded_model
-            documents = [_listed(each) for each in base.documents()]
-            found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
-            return {"name": name, **found}
+    def described(base: KnowledgeBase) -> dict[str, Any]:
+        preparation = facts(base.preparation.status())
+        preparation["by_server"] = base.config.server.idle_work and base.components.loads_recorded_model
+        documents = [_listed(each) for each in base.documents()]
+        found = {"documents": documents, "preparation": preparation, "auto": facts(base.calibration())}
+        return {"name": name, **found}
 
-    return await run_in_threadpool(described)
+    return await _with_base(request, name, described)
 
 
 @router.delete("/{name}/documents")
-async def remove_document(
-    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
-) -> dict[str, Any]:
+async def remove_document(request: Request, name: str, source: SourceName) -> dict[str, Any]:
     """Remove a document with its chunks, KV and answers."""
-
-    def remove() -> list[str]:
-        with tenant(request).bases.using(name) as base:
-            return uploads.remove(base, source)
-
-    return {"removed": await run_in_threadpool(remove)}
+    return {"removed": await _with_base(request, name, lambda base: uploads.remove(base, source))}
 
 
 @router.get("/{name}/documents")
-async def document(
-    request: Request, name: str, source: Annotated[str, Query(min_length=1)]
-) -> dict[str, Any]:
+async def document(request: Request, name: str, source: SourceName) -> dict[str, Any]:
     """Return a document's text. The offsets of an answer's sources count its characters."""
 
-    def read() -> dict[str, Any]:
-        with tenant(request).bases.using(name) as base:
-            for each in base.documents():
-                if source in (each.source, shown(each.source)):
-                    text = base.document_text(each.source)
-                    return {"source": shown(each.source), "title": each.title, "text": text}
+    def read(base: KnowledgeBase) -> dict[str, Any]:
+        for each in base.documents():
+            if source in (each.source, shown(each.source)):
+                text = base.document_text(each.source)
+                return {"source": shown(each.source), "title": each.title, "text": text}
         raise PathNotFound(f"knowledge base {name!r} has no document {source!r}")
 
-    return await run_in_threadpool(read)
+    return await _with_base(request, name, read)
 
 
 @router.post("/{name}/ask", response_class=JSONResponse)
 async def ask(request: Request, name: str, fields: QuestionFields) -> Response:
     """Answer a question from the documents."""
-    parts = services(request)
-    wanted = fields.request(name, parts.config.generation, cache_use(request))
-    explain = bool(fields.explain)
-    encoder = AskStream(explain) if fields.stream else None
-    running = start(request, [wanted], explain=explain)
-    return await replies.reply(
-        request, running, encoder, lambda events: _done(events, explain=explain), replies.prompt_known
-    )
+    return await _answer(request, name, fields, explain=bool(fields.explain))
 
 
 @router.post("/{name}/explain", response_class=JSONResponse)
 async def explain(request: Request, name: str, fields: QuestionFields) -> Response:
     """Answer a question, and return every token of its prompt with the origin of its KV."""
-    parts = services(request)
-    wanted = fields.request(name, parts.config.generation, cache_use(request))
-    running = start(request, [wanted], explain=True)
-    return await replies.reply(request, running, None, lambda events: _done(events, explain=True))
+    return await _answer(request, name, fields.model_copy(update={"stream": False}), explain=True)
+
+
+async def _answer(request: Request, name: str, fields: QuestionFields, *, explain: bool) -> Response:
+    wanted = fields.request(name, services(request).config.generation, cache_use(request))
+    encoder = AskStream(explain) if fields.stream else None
+
+    def body(events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        (finished,) = replies.finished(events)
+        return done(finished, explain=explain)
+
+    running = start(request, [wanted], explain=explain)
+    return await replies.reply(request, running, encoder, body, replies.prompt_known)
+
+
+@router.post("/{name}/search")
+async def search(request: Request, name: str, fields: SearchFields) -> dict[str, Any]:
+    """List the passages that an answer to the question would use, best first."""
+    of = tenant(request)
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        with of.bases.using(name) as base:
+            emit(base.passages(fields.question, fields.top_k))
+
+    (found,) = await collect(request, services(request).questions.start(work))
+    return {"data": facts(found)}
+
+
+@router.post("/{name}/conversations/{conversation}", response_class=JSONResponse)
+async def send(request: Request, name: str, conversation: str, fields: TurnFields) -> Response:
+    """Answer the next turn of a conversation. The first turn creates it."""
+    of, parts = tenant(request), services(request)
+
+    def work(emit: Emit, cancelled: Event) -> None:
+        for piece in of.send(name, conversation, fields.question, fields.top_k, cancelled.is_set):
+            emit(piece)
+
+    running = parts.questions.start(work)
+    if fields.stream:
+        return await stream(request, running, TurnStream(), parts.config.server.ping_s)
+    return JSONResponse({"answer": "".join(await collect(request, running))})
+
+
+@router.delete("/{name}/conversations/{conversation}", name="delete")
+async def delete_conversation(request: Request, name: str, conversation: str) -> dict[str, Any]:
+    """Delete the turns of a conversation. The next turn starts over."""
+    await run_in_threadpool(tenant(request).start_over, name, conversation)
+    return {"name": conversation, "deleted": True}
 
 
 @router.get("/{name}/caches")
 async def caches(request: Request, name: str) -> dict[str, Any]:
     """Return sizes by kind and tier, hit rates, and the questions that background work has predicted."""
+    stored = await _with_base(request, name, _stored)
+    recent = services(request).history.of(tenant(request).name, name)
+    return {"name": name, **stored, "recent": facts(recent)}
+
+
+async def _with_base(request: Request, name: str, work: Callable[[KnowledgeBase], _T]) -> _T:
+    """Return what `work` returns for a knowledge base; it runs in a thread."""
     of = tenant(request)
 
-    def read() -> dict[str, Any]:
+    def run() -> _T:
         with of.bases.using(name) as base:
-            return _stored(base)
+            return work(base)
 
-    recent = services(request).history.of(of.name, name)
-    return {"name": name, **await run_in_threadpool(read), "recent": facts(recent)}
+    return await run_in_threadpool(run)
 
 
 def _listed(document: ListedDocument) -> dict[str, Any]:
     described = {key: getattr(document, key) for key in ("title", "chunks", "tokens", "added_at_s", "notes")}
     same_as = shown(document.same_as) if document.same_as else ""
     return {"source": shown(document.source), **described, "same_as": same_as}
-
-
-def _done(events: Sequence[ChoiceEvent], *, explain: bool) -> dict[str, Any]:
-    (finished,) = replies.finished(events)
-    return done(finished, explain=explain)
 
 
 def done(finished: Finished, *, explain: bool = False) -> dict[str, Any]:
@@ -208,7 +245,7 @@ def _token(token: ExplainedToken) -> dict[str, Any]:
     return {key: value for key, value in facts(token).items() if value is not None}
 
 
-class AskStream(NamedEvents):
+class AskStream(Encoder):
     """Encodes an answer as the events `progress`, `piece`, `done` and `error`.
 
     With `explain`, `done` includes every token of the prompt.
@@ -226,6 +263,21 @@ class AskStream(NamedEvents):
                 yield sse({"text": event.text}, "piece")
         else:
             yield sse(done(event, explain=self._explain), "done")
+
+
+class TurnStream(Encoder):
+    """Encodes a turn as the events `piece`, `done` and `error`."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def event(self, piece: str) -> Iterator[bytes]:
+        self._pieces.append(piece)
+        yield sse({"text": piece}, "piece")
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the event `done` with the complete answer; the turn is stored by then."""
+        yield sse({"answer": "".join(self._pieces)}, "done")
 
 
 def _stored(base: KnowledgeBase) -> dict[str, Any]:

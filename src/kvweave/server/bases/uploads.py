@@ -6,64 +6,42 @@ see only its name.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
-from kvweave.cancellation import cancellable, check_cancelled
-from kvweave.errors import InvalidRequest, PathNotFound
+from kvweave.cancellation import check_cancelled
+from kvweave.documents.reader_process import FileReader
+from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
 from kvweave.facts import facts
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
-from kvweave.results import AddReport, CopiedDocument, DocumentNote, SkippedFile
+from kvweave.results import AddReport, SkippedFile
 from kvweave.server.errors import ApiError
-from kvweave.server.events import NamedEvents, collect, sse, stream
+from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.running import Emit
-from kvweave.server.services import services, tenant
-from kvweave.server.sources import UPLOADS_FOLDER, shown
+from kvweave.server.services import UPLOADS_FOLDER, services, shown, tenant
 
 router = APIRouter(prefix="/v1/kb")
 
 MOST_FILES = 1000
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["files"],
-                    "properties": {
-                        "files": {
-                            "type": "array",
-                            "minItems": 1,
-                            "items": {"type": "string", "format": "binary"},
-                        }
-                    },
-                }
-            }
-        },
-    }
-}
+_FILES: Final = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
+_FORM: Final = {"schema": {"type": "object", "required": ["files"], "properties": {"files": _FILES}}}
+_BODY: Final = {"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
 _LONGEST_NAME_BYTES: Final = 200
 _COPIED_BYTES: Final = 1 << 20
 _UNUSABLE: Final = re.compile(
     r'[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff<>:"|?*]'
 )
-
-
-class Upload(NamedTuple):
-    """A file as the client sent it: its name and its bytes."""
-
-    name: str
-    file: BinaryIO
 
 
 def clean_name(given: str) -> str:
@@ -84,31 +62,54 @@ def clean_name(given: str) -> str:
     return name
 
 
-def index(base: KnowledgeBase, uploads: Sequence[Upload], emit: Emit, cancelled: Event) -> AddReport:
-    """Store files and index them; call `emit` with (stage, done, total). Files without usable text are deleted.
+def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit) -> dict[str, Any]:
+    """Store files and index them, and return the report; call `emit` with (stage, done, total).
 
-    Chunk KV is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
+    Files without usable text are not kept. If the knowledge base has an earlier version of such a file, it keeps that version. Chunk KV
+    is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
     """
     folder = upload_folder(base)
     wait = base.config.wait or not base.config.server.idle_work
     paths: list[Path] = []
+    skipped: list[SkippedFile] = []
 
     def progress(stage: str, done: int, total: int) -> None:
         check_cancelled()
         emit((stage, done, total))
 
     try:
-        with cancellable(cancelled.is_set):
+        with FileReader() as reader:
             for number, upload in enumerate(uploads):
                 progress("storing", number, len(uploads))
-                paths.append(folder / _free_name(clean_name(upload.name), paths))
-                write_atomically(paths[-1], _parts(upload.file))
-            return _shown_report(base.add(*paths, progress=progress, wait=wait))
+                paths.append(folder / _free_name(clean_name(upload.filename or ""), paths))
+                if why := _store(upload, paths[-1], reader):
+                    skipped.append(SkippedFile(paths[-1], f"{why}; its earlier version stays"))
+            report = base.add(*paths, progress=progress, wait=wait)
+            return _shown_facts(replace(report, skipped=(*skipped, *report.skipped)))
     finally:
         listed = {document.source for document in base.documents()}
         for path in paths:
             if str(path) not in listed:
                 path.unlink(missing_ok=True)
+
+
+def _store(upload: UploadFile, path: Path, reader: FileReader) -> str:
+    """Store a file. If it would replace a readable file and has no usable text, keep that file and return why."""
+    upload.file.seek(0)
+    parts = iter(partial(upload.file.read, _COPIED_BYTES), b"")
+    if not path.exists():
+        write_atomically(path, parts)
+        return ""
+    with TemporaryDirectory(prefix=".", dir=path.parent) as aside:
+        new = Path(aside) / path.name
+        write_atomically(new, parts)
+        try:
+            if not any(each.text.strip() for each in reader.read(new).documents):
+                return "there is no text in the file"
+        except (DocumentError, MissingExtra) as error:
+            return str(error)
+        new.replace(path)
+    return ""
 
 
 def remove(base: KnowledgeBase, source: str) -> list[str]:
@@ -129,23 +130,14 @@ def upload_folder(base: KnowledgeBase) -> Path:
     return base.folder.parent.parent / UPLOADS_FOLDER / base.name
 
 
-def _shown_report(report: AddReport) -> AddReport:
-    def names(sources: Iterable[str]) -> tuple[str, ...]:
-        return tuple(map(shown, sources))
-
-    return replace(
-        report,
-        added=names(report.added),
-        changed=names(report.changed),
-        unchanged=names(report.unchanged),
-        removed=names(report.removed),
-        skipped=tuple(SkippedFile(Path(shown(str(each.path))), each.reason) for each in report.skipped),
-        notes=tuple(DocumentNote(Path(shown(str(each.path))), each.note) for each in report.notes),
-        copies=tuple(
-            CopiedDocument(Path(shown(str(each.path))), Path(shown(str(each.same_as))))
-            for each in report.copies
-        ),
-    )
+def _shown_facts(report: AddReport) -> dict[str, Any]:
+    """Return a report as plain values, with the sources as clients see them."""
+    found: dict[str, Any] = facts(report)
+    for name in ("added", "changed", "unchanged", "removed"):
+        found[name] = [shown(source) for source in found[name]]
+    for each in (*found["skipped"], *found["notes"], *found["copies"]):
+        each.update({key: shown(each[key]) for key in ("path", "same_as") if key in each})
+    return found
 
 
 def _free_name(name: str, taken: Sequence[Path]) -> str:
@@ -160,12 +152,6 @@ def _free_name(name: str, taken: Sequence[Path]) -> str:
 
 def _shortened(text: str, most_bytes: int) -> str:
     return text.encode()[:most_bytes].decode("utf-8", "ignore")
-
-
-def _parts(file: BinaryIO) -> Iterator[bytes]:
-    file.seek(0)
-    while part := file.read(_COPIED_BYTES):
-        yield part
 
 
 @router.post("/{name}/documents", response_class=JSONResponse, openapi_extra=_BODY)
@@ -187,7 +173,7 @@ async def upload(request: Request, name: str) -> Response:
     def work(emit: Emit, cancelled: Event) -> None:
         try:
             with of.bases.using(name) as base:
-                emit(index(base, files, emit, cancelled))
+                emit(index(base, files, emit))
         finally:
             for each in files:
                 each.file.close()
@@ -196,10 +182,10 @@ async def upload(request: Request, name: str) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         return await stream(request, running, UploadStream(), parts.config.server.ping_s)
     events = await collect(request, running)
-    return JSONResponse(facts(events[-1]))
+    return JSONResponse(events[-1])
 
 
-def _files(form: FormData) -> list[Upload]:
+def _files(form: FormData) -> list[UploadFile]:
     found = []
     for field, value in form.multi_items():
         if field != "files" or not isinstance(value, UploadFile):
@@ -209,8 +195,8 @@ def _files(form: FormData) -> list[Upload]:
                 code="unknown_parameter",
                 param=field,
             )
-        found.append(Upload(value.filename or "", value.file))
-        clean_name(found[-1].name)
+        clean_name(value.filename or "")
+        found.append(value)
     if not found:
         raise ApiError(
             400,
@@ -221,12 +207,12 @@ def _files(form: FormData) -> list[Upload]:
     return found
 
 
-class UploadStream(NamedEvents):
+class UploadStream(Encoder):
     """Encodes an upload as the events `progress`, `done` and `error`."""
 
     def event(self, event: Any) -> Iterator[bytes]:
-        if isinstance(event, AddReport):
-            yield sse({"report": facts(event)}, "done")
+        if isinstance(event, dict):
+            yield sse({"report": event}, "done")
         else:
             stage, done, total = event
             yield sse({"stage": stage, "done": done, "total": total}, "progress")

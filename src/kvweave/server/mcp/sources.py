@@ -4,19 +4,22 @@ Each call looks for a server again, so one may start or stop at any time. Thread
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kvweave.cancellation import check_cancelled
 from kvweave.config import Config
 from kvweave.errors import ServerRefused, ServerUnavailable
 from kvweave.results import Answer
-from kvweave.server.client.choice import IN_REQUEST, ServerChoice, choose_server
+from kvweave.server.choice import IN_REQUEST, ServerChoice, choose_server
 
 if TYPE_CHECKING:
     from kvweave.knowledge_base import KnowledgeBase
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.client import ServerClient
+
+_LOOK_S: Final = 0.1
 
 _T = TypeVar("_T")
 Facts = list[dict[str, Any]]
@@ -101,12 +104,23 @@ class HomeSource:
         ]
 
     def _search(self, kb: str, question: str, top_k: int | None) -> Facts:
-        with self._computing:
+        with self._alone():
             return [asdict(each) for each in self._base(kb).passages(question, top_k)]
 
     def _answer(self, kb: str, question: str, top_k: int | None) -> Answer:
-        with self._computing:
+        with self._alone():
             return self._base(kb).ask(question, top_k=top_k)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for the question that runs. Raises Cancelled if the call is given up meanwhile."""
+        while not self._computing.acquire(timeout=_LOOK_S):
+            check_cancelled()
+        try:
+            check_cancelled()
+            yield
+        finally:
+            self._computing.release()
 
     def _base(self, name: str) -> "KnowledgeBase":
         with self._opening:

@@ -3,17 +3,21 @@
 A result is structured content with the schema of a class here, and text for clients that read no structured content.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from functools import wraps
-from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
+import anyio.to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, create_model, field_validator
 
+from kvweave.cancellation import cancellable
 from kvweave.errors import KvweaveError
 from kvweave.server.mcp.sources import HomeSource
 from kvweave.version import __version__
@@ -22,6 +26,8 @@ INSTRUCTIONS = (
     "Answers questions from the user's own documents. `answer` gives a whole answer with its sources; `search_passages` "
     "gives the passages alone, to answer from them yourself."
 )
+
+_LINE_ENDS: Final = dict.fromkeys((0x85, 0x2028, 0x2029), "\n")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -34,7 +40,16 @@ KbName = Annotated[
 ]
 
 
-class KnowledgeBaseFacts(BaseModel):
+class _Facts(BaseModel):
+    """A result whose texts have no line ends but the usual ones: many clients cut a transport's lines at Unicode's others too."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _usual_line_ends(cls, value: Any) -> Any:
+        return value.translate(_LINE_ENDS) if isinstance(value, str) else value
+
+
+class KnowledgeBaseFacts(_Facts):
     """A knowledge base in a list."""
 
     name: str
@@ -42,7 +57,7 @@ class KnowledgeBaseFacts(BaseModel):
     chunks: int
 
 
-class DocumentFacts(BaseModel):
+class DocumentFacts(_Facts):
     """A document of a knowledge base."""
 
     source: str = Field(description="Its path, which identifies it.")
@@ -51,7 +66,7 @@ class DocumentFacts(BaseModel):
     tokens: int
 
 
-class Passage(BaseModel):
+class Passage(_Facts):
     """A passage of a document."""
 
     document: str = Field(description="The document's path.")
@@ -64,7 +79,7 @@ class Passage(BaseModel):
     line: int | None = Field(None, description="Line of the file where it begins, from 1.")
 
 
-class AnswerWithSources(BaseModel):
+class AnswerWithSources(_Facts):
     """An answer and the passages that it is based on."""
 
     answer: str
@@ -95,19 +110,7 @@ def mcp_server(
     def answer(question: Question, knowledge_base: KbName = None, top_k: TopK = None) -> AnswerWithSources:
         """Answer a question from the documents, with the passages that the answer was made from."""
         given = source.answer(knowledge_base or default_kb, question, top_k or default_top_k)
-        sources = [
-            Passage(
-                document=s.document,
-                start=s.start,
-                end=s.end,
-                text=s.text,
-                score=s.score,
-                page=s.page,
-                heading=s.heading,
-                line=s.line,
-            )
-            for s in given.sources
-        ]
+        sources = [Passage.model_validate(asdict(each)) for each in given.sources]
         return AnswerWithSources(answer=given.text, sources=sources, finish_reason=given.finish_reason)
 
     tools = (list_knowledge_bases, list_documents, search_passages, answer)
@@ -115,7 +118,7 @@ def mcp_server(
         "kvweave",
         instructions=INSTRUCTIONS,
         version=__version__,
-        tools=[_strict_tool(_with_messages(each)) for each in tools],
+        tools=[_strict_tool(_cancellable(each)) for each in tools],
         log_level="WARNING",
         lifespan=lifespan,
     )
@@ -133,14 +136,25 @@ def _strict_tool(function: Callable[..., Any]) -> Tool:
     return tool
 
 
-def _with_messages(tool: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Return the tool with expected errors raised as ToolError, whose message the client sees."""
+def _cancellable(tool: Callable[_P, _T]) -> Callable[_P, Awaitable[_T]]:
+    """Return the tool as a coroutine function that runs it in a thread, and gives it up when the client cancels the call.
+
+    Expected errors are raised as ToolError, whose message the client sees.
+    """
 
     @wraps(tool)
-    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        given_up = threading.Event()
+
+        def work() -> _T:
+            with cancellable(given_up.is_set):
+                return tool(*args, **kwargs)
+
         try:
-            return tool(*args, **kwargs)
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
         except (KvweaveError, OSError) as error:
             raise ToolError(str(error)) from error
+        finally:
+            given_up.set()
 
     return wrapped

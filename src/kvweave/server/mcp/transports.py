@@ -2,7 +2,6 @@
 
 import contextlib
 import ipaddress
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
@@ -14,6 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvweave.errors import InvalidRequest, Unauthorized
+from kvweave.server.process.lifecycle import bound, url_of
 from kvweave.server.serving.tenants import Tenants
 
 PATH: Final = "/mcp"
@@ -47,9 +47,8 @@ def serve_http(
             f"{host} can be reached from other machines: set KVWEAVE_API_KEY, or listen on 127.0.0.1"
         )
     app = server.streamable_http_app(streamable_http_path=PATH, host=host)
-    with _listen(host, port) as listener:
-        shown = f"[{host}]" if ":" in host else host
-        listening(f"http://{shown}:{listener.getsockname()[1]}{PATH}")
+    with bound(host, port) as listener:
+        listening(url_of(listener) + PATH)
         config = uvicorn.Config(
             KeyRequired(app, keys) if keys else app,
             log_level="warning",
@@ -93,10 +92,3 @@ class KeyRequired:
         except Unauthorized:
             return False
         return scheme.lower() == "bearer"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise InvalidRequest(f"cannot listen on {host}:{port}: {error}; name another --port") from error

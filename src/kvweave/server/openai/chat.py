@@ -1,34 +1,37 @@
 """POST /v1/chat/completions."""
 
-import time
+import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
-from kvweave.results import AnswerCacheUse, Piece, Prefill, TokenLogprob
+from kvweave.config import GenerationConfig
+from kvweave.results import AnswerCacheUse, Piece, TokenLogprob
 from kvweave.server.errors import ApiError
-from kvweave.server.events import DONE, error_event, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
-    AS_LIST,
-    AS_TEXT,
-    TEXT_OR_LIST,
+    NEUTRAL,
     ChoicesFields,
+    Effort,
     Fields,
-    Role,
+    MessageFields,
     Text,
+    TextOr,
     Tokens,
     only_text,
-    sampling,
-    stop_texts,
+    thinks,
 )
-from kvweave.server.services import ChoiceEvent, cache_use, check_model, services, start
 from kvweave.server.serving.completions import CompletionRequest, Finished
-from kvweave.types import Message
+
+_TASK: Final = re.compile(r"\s*(?:#+\s*)?Task:")
+"""How a message begins that a chat page sends on its own: Open WebUI asks for titles, tags, queries and follow-up questions so.
+
+It is no question of a user: its answer is not stored, and no questions are predicted from it.
+"""
 
 
 class TextPart(Fields):
@@ -38,7 +41,7 @@ class TextPart(Fields):
     text: Text
 
 
-class ChatMessage(Fields):
+class ChatMessage(MessageFields):
     """One message of the conversation."""
 
     neutral: ClassVar = {
@@ -48,23 +51,14 @@ class ChatMessage(Fields):
         "tool_calls": ([],),
         "annotations": (ANY,),
     }
-    role: Role
-    content: Annotated[
-        Annotated[Text, AS_TEXT] | Annotated[list[TextPart], Field(min_length=1), AS_LIST], TEXT_OR_LIST
-    ]
-
-    @property
-    def message(self) -> Message:
-        """The message with its text joined and the role `developer` read as `system`."""
-        role = "system" if self.role == "developer" else self.role
-        parts = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return Message(role, parts)
+    content: TextOr[Text, Annotated[list[TextPart], Field(min_length=1)]]
 
 
 class ChatFields(ChoicesFields):
     """A request for the next message of a conversation."""
 
     neutral: ClassVar = {
+        **NEUTRAL,
         "audio": (),
         "frequency_penalty": (0,),
         "function_call": ("none", "auto"),
@@ -72,17 +66,9 @@ class ChatFields(ChoicesFields):
         "logit_bias": ({},),
         "metadata": (ANY,),
         "modalities": (["text"],),
-        "parallel_tool_calls": (ANY,),
         "prediction": (),
         "presence_penalty": (0,),
-        "prompt_cache_key": (ANY,),
-        "prompt_cache_retention": (ANY,),
         "response_format": ({"type": "text"},),
-        "safety_identifier": (ANY,),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "user": (ANY,),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -90,31 +76,20 @@ class ChatFields(ChoicesFields):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=10_000)
 
-    def requests(self, defaults: Any, cache: AnswerCacheUse) -> list[CompletionRequest]:
-        """Return one request per answer; `defaults` are the settings of generation."""
-        shown = (self.top_logprobs or 0) if self.logprobs else None
-        effort = self.reasoning_effort
+    def requests(self, defaults: GenerationConfig, cache: AnswerCacheUse) -> list[CompletionRequest]:
+        messages = tuple(each.message for each in self.messages)
         return [
-            CompletionRequest(
-                messages=tuple(each.message for each in self.messages),
-                documents=self.caller_documents(),
-                kb=self.kb,
-                options=self.options(
-                    cache,
-                    sampling(
-                        defaults,
-                        most=self.max_completion_tokens or self.max_tokens,
-                        temperature=self.temperature,
-                        top_p=self.top_p,
-                        seed=None if self.seed is None else self.seed + index,
-                        stop=stop_texts(self.stop),
-                        logprobs=shown,
-                        think=None if effort is None else effort not in ("none", "minimal"),
-                    ),
-                ),
+            self.choice(
+                index,
+                defaults,
+                "off" if _TASK.match(messages[-1].text) else cache,
+                messages=messages,
+                max_new_tokens=self.max_completion_tokens or self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+                think=thinks(self.reasoning_effort),
             )
             for index in range(self.n or 1)
         ]
@@ -126,96 +101,44 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_class=JSONResponse)
 async def chat_completions(request: Request, fields: ChatFields) -> Response:
     """Return the next message of a conversation."""
-    check_model(request, fields.model)
     if fields.tools:
         _check_tools(request)
-    parts = services(request)
-    wanted = fields.requests(parts.config.generation, cache_use(request))
-    head = {"model": parts.model_name, "created": replies.now_s()}
-    encoder = ChatStream(fields, head) if fields.stream else None
-    until = replies.prompt_known if fields.return_progress else replies.cache_known
-    running = start(request, wanted)
-    return await replies.reply(request, running, encoder, lambda events: _completion(events, head), until)
+    head = {"id": replies.new_id("chatcmpl-"), "object": "chat.completion"}
+    return await replies.reply_with_choices(request, fields, ChatStream, head, _choice)
 
 
-def _completion(events: Sequence[ChoiceEvent], head: dict[str, Any]) -> dict[str, Any]:
-    finished = replies.finished(events)
-    return {
-        "id": replies.new_id("chatcmpl-"),
-        "object": "chat.completion",
-        **head,
-        "choices": [
-            {
-                "index": index,
-                "message": _message(each),
-                "logprobs": _logprobs(replies.tokens(events, index)),
-                "finish_reason": each.answer.finish_reason,
-            }
-            for index, each in enumerate(finished)
-        ],
-        "usage": replies.usage(finished),
-        "timings": replies.timings(finished[0]),
-        "kvweave": replies.kvweave(finished[0]),
-    }
-
-
-def _message(finished: Finished) -> dict[str, Any]:
+def _choice(index: int, finished: Finished, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     answer = finished.answer
     thoughts = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-    return {"role": "assistant", "content": finished.text, "refusal": None, **thoughts}
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": finished.text, "refusal": None, **thoughts},
+        "logprobs": _logprobs(tokens),
+        "finish_reason": answer.finish_reason,
+    }
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     return {"content": [replies.token_logprob(each) for each in tokens], "refusal": None} if tokens else None
 
 
-class ChatStream:
+class ChatStream(replies.ChunkStream):
     """Encodes the next message of a conversation as chunks."""
 
-    def __init__(self, fields: ChatFields, head: dict[str, Any]) -> None:
-        self._head = {"id": replies.new_id("chatcmpl-"), "object": "chat.completion.chunk", **head}
-        self._fields, self._began_s = fields, time.perf_counter()
+    def __init__(self, fields: ChoicesFields, head: dict[str, Any]) -> None:
+        super().__init__(fields, {**head, "object": "chat.completion.chunk"})
         self._started: set[int] = set()
-        self._finished: dict[int, Finished] = {}
 
-    def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        index, event = of.index, of.event
-        if isinstance(event, Prefill):
-            if self._fields.return_progress and event.total_tokens:
-                progress = replies.prompt_progress(event, self._began_s)
-                yield self._chunk([self._choice(index, {})], prompt_progress=progress)
-            return
+    def begin(self, index: int) -> Iterator[bytes]:
         if index not in self._started:
             self._started.add(index)
-            yield self._chunk([self._choice(index, {"role": "assistant", "content": "", "refusal": None})])
-        if isinstance(event, Piece):
-            if event.text or event.tokens:
-                choice = self._choice(index, {"content": event.text})
-                yield self._chunk([{**choice, "logprobs": _logprobs(event.tokens)}])
-            return
-        yield from self._last_chunk(index, event)
+            delta = {"role": "assistant", "content": "", "refusal": None}
+            yield self.chunk([{**self.choice(index), "delta": delta}])
 
-    def end(self) -> Iterator[bytes]:
-        """Yield the usage, if the client asked for it, and the mark of the end."""
-        if self._fields.wants_usage:
-            yield self._chunk([], usage=replies.usage(replies.in_order(self._finished)))
-        yield DONE
-
-    def failed(self, error: BaseException) -> Iterator[bytes]:
-        yield error_event(error)
-
-    def _last_chunk(self, index: int, finished: Finished) -> Iterator[bytes]:
-        self._finished[index] = finished
-        choice = self._choice(index, {})
-        ours = {"kvweave": replies.kvweave(finished), "timings": replies.timings(finished)}
-        yield self._chunk([{**choice, "finish_reason": finished.answer.finish_reason}], **ours)
-
-    def _choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        unknown = {"usage": None} if self._fields.wants_usage else {}
-        return sse({**self._head, "choices": choices, **unknown, **more})
+    def choice(self, index: int, piece: Piece | None = None) -> dict[str, Any]:
+        delta = {} if piece is None else {"content": piece.text}
+        logprobs = None if piece is None else _logprobs(piece.tokens)
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
 def _check_tools(request: Request) -> None:
@@ -224,7 +147,7 @@ def _check_tools(request: Request) -> None:
     Programs such as Open WebUI send their tools with every question. For a knowledge base the server ignores them: the model does
     not see them and calls none, which every client that leaves the choice to the model expects.
     """
-    if request.scope.get("kvweave.kb") is None:
+    if "kb" not in request.path_params:
         raise ApiError(
             400, "tools: this server does not support it", code="unsupported_parameter", param="tools"
         )

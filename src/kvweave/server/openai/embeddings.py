@@ -11,18 +11,9 @@ from pydantic import Field, field_validator
 
 from kvweave.server.errors import ApiError
 from kvweave.server.events import collect
-from kvweave.server.openai.fields import (
-    ANY,
-    AS_LIST,
-    AS_TEXT,
-    TEXT_OR_LIST,
-    Fields,
-    NonEmpty,
-    Text,
-    refuse_token_ids,
-)
+from kvweave.server.openai.fields import ANY, Fields, NonEmpty, Text, TextOr, refuse_token_ids
 from kvweave.server.running import Emit
-from kvweave.server.services import services
+from kvweave.server.services import check_model, services
 
 router = APIRouter()
 
@@ -32,11 +23,7 @@ class EmbeddingFields(Fields):
 
     neutral: ClassVar = {"user": (ANY,)}
     model: Text | None = None
-    input: Annotated[
-        Annotated[NonEmpty, AS_TEXT]
-        | Annotated[list[NonEmpty], Field(min_length=1, max_length=2048), AS_LIST],
-        TEXT_OR_LIST,
-    ]
+    input: TextOr[NonEmpty, Annotated[list[NonEmpty], Field(min_length=1, max_length=2048)]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
 
@@ -53,13 +40,7 @@ async def embeddings(request: Request, fields: EmbeddingFields) -> JSONResponse:
     parts = services(request)
     encoder = parts.serving.resident.encoder
     name = parts.embedding_name
-    if fields.model not in (None, "", name, "kvweave", "default"):
-        raise ApiError(
-            404,
-            f"The model `{fields.model}` does not exist; this server embeds with `{name}`",
-            code="model_not_found",
-            param="model",
-        )
+    check_model(fields.model, name, "embeds with")
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
 
     def work(emit: Emit, cancelled: Event) -> None:

@@ -3,8 +3,10 @@
 The server refuses a field that asks for something it cannot do. It ignores the field if the value asks for nothing.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from dataclasses import asdict, replace
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -19,10 +21,12 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
+from kvweave.config import GenerationConfig
 from kvweave.options import AskKeywords, Sampling
 from kvweave.results import AnswerCacheUse
 from kvweave.server.errors import BRANCHES
-from kvweave.server.serving.completions import CallerDocument
+from kvweave.server.serving.completions import CallerDocument, CompletionRequest
+from kvweave.types import Message
 
 MOST_CHOICES: Final = 128
 MOST_TOKENS: Final = 2**31 - 1
@@ -31,6 +35,17 @@ SMALLEST_TEMPERATURE: Final = 1e-3
 
 ANY: Final = object()
 """Marks a field whose every value is ignored."""
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "parallel_tool_calls": (ANY,),
+    "prompt_cache_key": (ANY,),
+    "prompt_cache_retention": (ANY,),
+    "safety_identifier": (ANY,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "user": (ANY,),
+}
+"""Fields of chats and responses that are ignored, as `Fields.neutral` has them."""
 
 
 def _unicode(text: str) -> str:
@@ -48,19 +63,26 @@ Text = Annotated[str, StringConstraints(strict=True), AfterValidator(_unicode)]
 NonEmpty = Annotated[str, StringConstraints(strict=True, min_length=1), AfterValidator(_unicode)]
 
 
-AS_TEXT, AS_LIST = (Tag(branch) for branch in BRANCHES)
+Role = Literal["system", "developer", "user", "assistant"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+_AS_TEXT, _AS_LIST = (Tag(branch) for branch in BRANCHES)
 
 
 def _branch(given: Any) -> str | None:
     if isinstance(given, str):
-        return AS_TEXT.tag
-    return AS_LIST.tag if isinstance(given, list) else None
+        return _AS_TEXT.tag
+    return _AS_LIST.tag if isinstance(given, list) else None
 
 
-TEXT_OR_LIST: Final = Discriminator(
-    _branch, custom_error_type="text_or_list", custom_error_message="it must be text or a list"
-)
-"""Validates a field either as text or as a list, so that an error message is about one form only."""
+_T = TypeVar("_T")
+_L = TypeVar("_L")
+TextOr = Annotated[
+    Annotated[_T, _AS_TEXT] | Annotated[_L, _AS_LIST],
+    Discriminator(
+        _branch, custom_error_type="text_or_list", custom_error_message="it must be text or a list"
+    ),
+]
+"""`TextOr[text, list]`: a field that is validated as one of the two, so that an error message is about one form only."""
 
 
 def refuse_token_ids(given: Any, hint: str = "") -> Any:
@@ -129,6 +151,20 @@ class KvweaveOptions(Fields):
         }
 
 
+class MessageFields(Fields):
+    """One message of a conversation, whose content is text or parts with a text."""
+
+    role: Role
+    content: Any
+
+    @property
+    def message(self) -> Message:
+        """The message with its text joined and the role `developer` read as `system`."""
+        role = "system" if self.role == "developer" else self.role
+        parts = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return Message(role, parts)
+
+
 class StreamOptions(Fields):
     """Options of a stream."""
 
@@ -147,63 +183,54 @@ class SampledFields(Fields):
     kb: NonEmpty | None = None
     kvweave: KvweaveOptions | None = None
 
-    def caller_documents(self) -> tuple[CallerDocument, ...]:
-        """Return the caller's own chunks, in order."""
-        return tuple(CallerDocument(each.id, each.text) for each in self.documents or ())
+    def completion(
+        self,
+        defaults: GenerationConfig,
+        cache: AnswerCacheUse,
+        *,
+        messages: tuple[Message, ...] = (),
+        text: str | None = None,
+        **decoding: Any,
+    ) -> CompletionRequest:
+        """Return the request for one answer to messages, or one that continues a text.
 
-    def options(self, cache: AnswerCacheUse, generation: Sampling) -> AskKeywords:
-        """Return the field `kvweave` as options of a request; `cache` comes from the headers and has precedence."""
-        return (self.kvweave or KvweaveOptions()).options(cache, generation)
+        `defaults` are the settings, `decoding` further arguments of `sampling`. `cache` comes from the headers and has precedence.
+        """
+        generation = sampling(defaults, temperature=self.temperature, top_p=self.top_p, **decoding)
+        return CompletionRequest(
+            messages=messages,
+            text=text,
+            documents=tuple(CallerDocument(each.id, each.text) for each in self.documents or ()),
+            kb=self.kb,
+            options=(self.kvweave or KvweaveOptions()).options(cache, generation),
+        )
 
 
-def sampling(
-    defaults: Any,
-    *,
-    most: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    seed: int | None = None,
-    stop: tuple[str, ...] = (),
-    logprobs: int | None = None,
-    think: bool | None = None,
-) -> Sampling:
-    """Return the sampling options of a request, with `defaults` (the settings) where it leaves one out."""
-    chosen = defaults.temperature if temperature is None else temperature
-    return Sampling(
-        max_new_tokens=defaults.max_new_tokens if most is None else most,
-        temperature=0.0 if chosen < SMALLEST_TEMPERATURE else chosen,
-        top_p=defaults.top_p if top_p is None else max(top_p, 1e-9),
-        seed=defaults.seed if seed is None else seed % 2**63,
-        prompt_lookup_tokens=defaults.prompt_lookup_tokens,
-        think=defaults.think if think is None else think,
-        stop=stop,
-        logprobs=logprobs,
+def sampling(defaults: GenerationConfig, **given: Any) -> Sampling:
+    """Return the sampling options of a request, with `defaults` (the settings) for those that are None."""
+    chosen = Sampling(**asdict(defaults))
+    chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        chosen,
+        temperature=0.0 if chosen.temperature < SMALLEST_TEMPERATURE else chosen.temperature,
+        top_p=max(chosen.top_p, 1e-9),
+        seed=None if chosen.seed is None else chosen.seed % 2**63,
     )
 
 
-def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return the texts that end an answer."""
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+def thinks(effort: Effort | None) -> bool | None:
+    """Return whether a model thinks with this effort; None leaves it to the settings."""
+    return None if effort is None else effort not in ("none", "minimal")
 
 
-Stop = (
-    Annotated[
-        Annotated[NonEmpty, AS_TEXT] | Annotated[list[NonEmpty], Field(max_length=4), AS_LIST], TEXT_OR_LIST
-    ]
-    | None
-)
+Stop = TextOr[NonEmpty, Annotated[list[NonEmpty], Field(max_length=4)]] | None
 Prompt = Annotated[
-    Annotated[
-        Annotated[NonEmpty, AS_TEXT]
-        | Annotated[list[NonEmpty], Field(min_length=1, max_length=128), AS_LIST],
-        TEXT_OR_LIST,
-    ],
+    TextOr[NonEmpty, Annotated[list[NonEmpty], Field(min_length=1, max_length=128)]],
     BeforeValidator(refuse_token_ids),
 ]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
-Role = Literal["system", "developer", "user", "assistant"]
 
 
 class ChoicesFields(SampledFields):
@@ -220,6 +247,18 @@ class ChoicesFields(SampledFields):
     def wants_usage(self) -> bool:
         """Whether the client wants the usage at the end of a stream."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @abstractmethod
+    def requests(self, defaults: GenerationConfig, cache: AnswerCacheUse) -> list[CompletionRequest]:
+        """Return one request per answer, those of the first prompt first; arguments as of `completion`."""
+
+    def choice(
+        self, index: int, defaults: GenerationConfig, cache: AnswerCacheUse, **more: Any
+    ) -> CompletionRequest:
+        """Return the request for the answer of this index to a prompt; `more` are further arguments of `completion`."""
+        seed = None if self.seed is None else self.seed + index
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return self.completion(defaults, cache, seed=seed, stop=stop, **more)
 
 
 def _is_neutral(value: Any, accepted: tuple[Any, ...]) -> bool:

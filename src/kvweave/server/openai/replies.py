@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import Request
@@ -10,11 +11,11 @@ from fastapi.responses import JSONResponse, Response
 
 from kvweave.facts import facts
 from kvweave.results import Piece, Prefill, TokenLogprob
-from kvweave.server.events import Encoder, collect, stream
+from kvweave.server.events import DONE, Encoder, collect, error_event, sse, stream
+from kvweave.server.openai.fields import ChoicesFields
 from kvweave.server.running import RunningRequest
-from kvweave.server.services import ChoiceEvent, cache_used, services
+from kvweave.server.services import ChoiceEvent, cache_use, cache_used, check_model, services, shown, start
 from kvweave.server.serving.completions import Finished
-from kvweave.server.sources import shown
 
 CACHE_HEADER: Final = "X-Kvweave-Cache"
 
@@ -47,9 +48,81 @@ async def reply(
     return JSONResponse(body(events), headers=headers(events))
 
 
-def usage(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return the token counts of a request with one prompt, which counts once for all its answers."""
-    return usage_of_prompts(finished, len(finished))
+async def reply_with_choices(
+    request: Request,
+    fields: ChoicesFields,
+    encoder: "type[ChunkStream]",
+    head: dict[str, Any],
+    choice: Callable[[int, Finished, list[TokenLogprob]], dict[str, Any]],
+) -> Response:
+    """Start all answers that `fields` ask for and return the reply with them.
+
+    Args:
+        encoder: encodes a stream.
+        head: the id and the kind of the reply.
+        choice: makes the part of the reply for one answer from its index and its tokens.
+    """
+    parts = services(request)
+    check_model(fields.model, parts.model_name)
+    head = {**head, "created": now_s(), "model": parts.model_name}
+
+    def body(events: Sequence[ChoiceEvent]) -> dict[str, Any]:
+        found = finished(events)
+        return {
+            **head,
+            "choices": [choice(index, each, tokens(events, index)) for index, each in enumerate(found)],
+            "usage": usage(found, fields.n or 1),
+            "timings": timings(found[0]),
+            "kvweave": kvweave(found[0]),
+        }
+
+    running = start(request, fields.requests(parts.config.generation, cache_use(request)))
+    until = prompt_known if fields.return_progress else cache_known
+    return await reply(request, running, encoder(fields, head) if fields.stream else None, body, until)
+
+
+class ChunkStream(Encoder):
+    """Encodes the answers of a request as OpenAI's chunks."""
+
+    def __init__(self, fields: ChoicesFields, head: dict[str, Any]) -> None:
+        self._fields, self._head, self._began_s = fields, head, time.perf_counter()
+        self._finished: dict[int, Finished] = {}
+
+    @abstractmethod
+    def choice(self, index: int, piece: Piece | None = None) -> dict[str, Any]:
+        """Return the part of a chunk for one answer, with a piece of its text if there is one."""
+
+    def begin(self, index: int) -> Iterator[bytes]:
+        """Yield the chunk before the text of an answer, if this has not been done."""
+        yield from ()
+
+    def event(self, of: ChoiceEvent) -> Iterator[bytes]:
+        index, event = of.index, of.event
+        if isinstance(event, Prefill):
+            if self._fields.return_progress and event.total_tokens:
+                yield self.chunk([self.choice(index)], prompt_progress=_progress(event, self._began_s))
+            return
+        yield from self.begin(index)
+        if isinstance(event, Piece):
+            if event.text or event.tokens:
+                yield self.chunk([self.choice(index, event)])
+            return
+        self._finished[index] = event
+        choice = {**self.choice(index), "finish_reason": event.answer.finish_reason}
+        yield self.chunk([choice], kvweave=kvweave(event), timings=timings(event))
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the usage, if the client asked for it, and the mark of the end."""
+        if self._fields.wants_usage:
+            yield self.chunk([], usage=usage(_in_order(self._finished), self._fields.n or 1))
+        yield DONE
+
+    def failed(self, error: BaseException) -> Iterator[bytes]:
+        yield error_event(error)
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        unknown = {"usage": None} if self._fields.wants_usage else {}
+        return sse({**self._head, "choices": choices, **unknown, **more})
 
 
 def kvweave(finished: Finished) -> dict[str, Any]:
@@ -82,7 +155,7 @@ def timings(finished: Finished) -> dict[str, Any]:
     }
 
 
-def prompt_progress(event: Prefill, began_s: float) -> dict[str, Any]:
+def _progress(event: Prefill, began_s: float) -> dict[str, Any]:
     """Return llama-server's progress report of a prompt."""
     return {
         "total": event.total_tokens,
@@ -106,10 +179,10 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 def finished(events: Sequence[ChoiceEvent]) -> list[Finished]:
     """Return the finished answers of a request in the order of their indices."""
-    return in_order({each.index: each.event for each in events if isinstance(each.event, Finished)})
+    return _in_order({each.index: each.event for each in events if isinstance(each.event, Finished)})
 
 
-def in_order(found: Mapping[int, Finished]) -> list[Finished]:
+def _in_order(found: Mapping[int, Finished]) -> list[Finished]:
     """Return finished answers in the order of their indices."""
     return [found[index] for index in sorted(found)]
 
@@ -126,8 +199,8 @@ def headers(events: Sequence[ChoiceEvent]) -> dict[str, str]:
     return {CACHE_HEADER: found[-1]} if found else {}
 
 
-def usage_of_prompts(finished: Sequence[Finished], answers_per_prompt: int) -> dict[str, Any]:
-    """Return the token counts of a request with several prompts; `finished` lists the answers of each prompt in a row."""
+def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> dict[str, Any]:
+    """Return the token counts of a request; `finished` lists the answers to each prompt in a row, and a prompt counts once."""
     firsts = finished[::answers_per_prompt]
     prompts, cached = sum(each.prompt_tokens for each in firsts), sum(each.cached_tokens for each in firsts)
     completion = sum(each.completion_tokens for each in finished)

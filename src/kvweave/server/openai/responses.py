@@ -7,24 +7,25 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
+from kvweave.config import GenerationConfig
 from kvweave.results import AnswerCacheUse, Piece, TokenLogprob
 from kvweave.server.errors import api_error
-from kvweave.server.events import sse
+from kvweave.server.events import Encoder, sse
 from kvweave.server.openai import replies
 from kvweave.server.openai.fields import (
     ANY,
-    AS_LIST,
-    AS_TEXT,
-    TEXT_OR_LIST,
+    NEUTRAL,
+    Effort,
     Fields,
+    MessageFields,
     NonEmpty,
-    Role,
     SampledFields,
     StreamOptions,
     Text,
+    TextOr,
     Tokens,
     only_text,
-    sampling,
+    thinks,
 )
 from kvweave.server.services import ChoiceEvent, cache_use, check_model, services, start
 from kvweave.server.serving.completions import CompletionRequest, Finished
@@ -44,23 +45,12 @@ class InputText(Fields):
     text: Text
 
 
-class InputMessage(Fields):
+class InputMessage(MessageFields):
     """One message of the conversation so far."""
 
     neutral: ClassVar = {"id": (ANY,), "status": (ANY,), "phase": (ANY,)}
     type: Literal["message"] = "message"
-    role: Role
-    content: Annotated[
-        Annotated[Text, AS_TEXT] | Annotated[list[InputText], Field(min_length=1), AS_LIST], TEXT_OR_LIST
-    ]
-
-    @property
-    def message(self) -> Message:
-        """The message with its text joined and the role `developer` read as `system`."""
-        role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return Message(role, self.content)
-        return Message(role, "".join(part.text for part in self.content))
+    content: TextOr[Text, Annotated[list[InputText], Field(min_length=1)]]
 
 
 class TextFormat(Fields):
@@ -80,35 +70,24 @@ class Reasoning(Fields):
     """Options of a reasoning model."""
 
     neutral: ClassVar = {"summary": (), "generate_summary": ()}
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
 
 
 class ResponseFields(SampledFields):
     """A request for a response."""
 
     neutral: ClassVar = {
+        **NEUTRAL,
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
         "max_tool_calls": (ANY,),
-        "parallel_tool_calls": (ANY,),
         "previous_response_id": (),
         "prompt": (),
-        "prompt_cache_key": (ANY,),
-        "prompt_cache_retention": (ANY,),
-        "safety_identifier": (ANY,),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none", "auto"),
         "tools": ([],),
         "truncation": ("disabled",),
-        "user": (ANY,),
     }
-    input: Annotated[
-        Annotated[NonEmpty, AS_TEXT]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000), AS_LIST],
-        TEXT_OR_LIST,
-    ]
+    input: TextOr[NonEmpty, Annotated[list[InputMessage], Field(min_length=1, max_length=10_000)]]
     instructions: Text | None = None
     max_output_tokens: Tokens | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -127,25 +106,16 @@ class ResponseFields(SampledFields):
             found = tuple(each.message for each in self.input)
         return (Message("system", self.instructions), *found) if self.instructions else found
 
-    def request(self, defaults: Any, cache: AnswerCacheUse) -> CompletionRequest:
-        """Return the request to complete; `defaults` are the settings of generation."""
+    def request(self, defaults: GenerationConfig, cache: AnswerCacheUse) -> CompletionRequest:
+        """Return the request to complete; arguments as of `completion`."""
         wanted = self.top_logprobs is not None or _LOGPROBS_INCLUDED in (self.include or ())
-        effort = self.reasoning.effort if self.reasoning else None
-        return CompletionRequest(
+        return self.completion(
+            defaults,
+            cache,
             messages=self.messages,
-            documents=self.caller_documents(),
-            kb=self.kb,
-            options=self.options(
-                cache,
-                sampling(
-                    defaults,
-                    most=self.max_output_tokens,
-                    temperature=self.temperature,
-                    top_p=self.top_p,
-                    logprobs=(self.top_logprobs or 0) if wanted else None,
-                    think=None if effort is None else effort not in ("none", "minimal"),
-                ),
-            ),
+            max_new_tokens=self.max_output_tokens,
+            logprobs=(self.top_logprobs or 0) if wanted else None,
+            think=thinks(self.reasoning.effort if self.reasoning else None),
         )
 
 
@@ -155,8 +125,8 @@ router = APIRouter()
 @router.post("/v1/responses", response_class=JSONResponse)
 async def responses(request: Request, fields: ResponseFields) -> Response:
     """Return the response to an input."""
-    check_model(request, fields.model)
     parts = services(request)
+    check_model(fields.model, parts.model_name)
     built = ResponseObject(fields, parts.model_name)
     running = start(request, [fields.request(parts.config.generation, cache_use(request))])
 
@@ -243,20 +213,17 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     return [replies.token_logprob(each) for each in tokens]
 
 
-class ResponseStream:
+class ResponseStream(Encoder):
     """Encodes a response as numbered events."""
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
         self._number = 0
         self._in_message = False
-        self._begun = False
-        self._text = ""
         self._tokens: list[TokenLogprob] = []
 
     def event(self, of: ChoiceEvent) -> Iterator[bytes]:
-        if not self._begun:
-            self._begun = True
+        if not self._number:
             for name in ("created", "in_progress"):
                 yield self._send(f"response.{name}", response=self._response.unfinished())
         if isinstance(of.event, Piece):
@@ -265,10 +232,6 @@ class ResponseStream:
         elif isinstance(of.event, Finished):
             yield from self._begin_message()
             yield from self._end_message(of.event)
-
-    def end(self) -> Iterator[bytes]:
-        """Yield nothing after the finished response."""
-        yield from ()
 
     def failed(self, error: BaseException) -> Iterator[bytes]:
         found = api_error(error)
@@ -283,7 +246,6 @@ class ResponseStream:
         yield self._in_part("response.content_part.added", part=self._response.part("", ()))
 
     def _delta(self, piece: Piece) -> Iterator[bytes]:
-        self._text += piece.text
         self._tokens += piece.tokens
         if piece.text or piece.tokens:
             yield self._in_part(

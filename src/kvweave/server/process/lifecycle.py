@@ -1,7 +1,6 @@
 """Runs the server in its process: opens the port, loads the model, answers, and shuts down without losing a request."""
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 
-from kvweave.config import Config
+from kvweave.config import LOOPBACK, Config, ServerConfig, split
 from kvweave.errors import InvalidRequest
 from kvweave.machine import return_freed_memory
 from kvweave.server.json_logs import log_json
 from kvweave.server.process.connections import connections_possible, limited
 from kvweave.server.process.discovery import record, sole_server
 from kvweave.server.serving.tenants import Tenants, tenants_of
-from kvweave.server_config import LOOPBACK, ServerConfig, split
 
 if TYPE_CHECKING:
     from kvweave.server.services import Services
@@ -47,12 +45,12 @@ def serve(config: Config, announce: Callable[[str], object] = print) -> None:
     check_binding(config.server)
     return_freed_memory()
     tenants = tenants_of(config.server)
-    with sole_server(config.home), _bound(config.server.host, config.server.port) as listening:
-        url = _url(listening)
+    with sole_server(config.home), bound(config.server.host, config.server.port) as listening:
+        url = url_of(listening)
         log_json()
         record(config.home, url)
         announce(f"kvweave listens on {url}")
-        Running(config, tenants).run(listening)
+        Running(config, tenants).run_on(listening)
 
 
 def check_binding(server: ServerConfig) -> None:
@@ -64,38 +62,57 @@ def check_binding(server: ServerConfig) -> None:
 
 
 @contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Open the port. Raises InvalidRequest if it is taken."""
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Listen on a port, 0 for a free one. Raises InvalidRequest if that is impossible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))
             listening.listen(1024)
-        except OSError as error:
-            raise InvalidRequest(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        except (OSError, OverflowError) as error:
+            raise InvalidRequest(f"cannot listen on {host}:{port}: {error}; name another --port") from error
         yield listening
 
 
-def _url(listening: socket.socket) -> str:
+def url_of(listening: socket.socket) -> str:
+    """Return the address of a server that listens there."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Running:
-    """A server in this process. `services` is None until the application is created."""
+class Running(uvicorn.Server):
+    """A server in this process. `services` is None until the application is created.
 
-    def __init__(self, config: Config, tenants: Tenants | None) -> None:
-        self._config, self._tenants = config, tenants
-        self._gate = Gate()
-        self._server = EndingServer(self._settings(), self)
+    It ends on the first signal after its requests finish or `grace_s` passes, and on the second at once.
+    """
+
+    def __init__(self, settings: Config, tenants: Tenants | None) -> None:
+        server = settings.server
+        super().__init__(
+            uvicorn.Config(
+                self._respond,
+                interface="asgi3",  # of a method uvicorn cannot tell it
+                http=limited(connections_possible(server.max_connections), server.client_timeout_s),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CANCELLED_S,
+            )
+        )
+        self._settings, self._tenants = settings, tenants
+        self._app: ASGI3Application | None = None
+        self._signals, self._until_s = 0, 0.0
         self.services: Services | None = None
         self.failure: Exception | None = None
 
-    def run(self, listening: socket.socket) -> None:
+    def run_on(self, listening: socket.socket) -> None:
         """Serve until a signal or a call of `end`. Raises the error if the model could not be loaded."""
         threading.Thread(target=self._load, name="load", daemon=True).start()
-        asyncio.run(self._server.serve(sockets=[listening]))
+        asyncio.run(self.serve(sockets=[listening]))
         if self.services is not None:
             self.services.close()
         if self.failure is not None:
@@ -103,21 +120,37 @@ class Running:
 
     def end(self) -> None:
         """Shut down as on a signal: the first call lets requests finish, the second cancels them."""
-        self._server.handle_exit(signal.SIGTERM, None)
+        self.handle_exit(signal.SIGTERM, None)
 
-    def _settings(self) -> uvicorn.Config:
-        server = self._config.server
-        return uvicorn.Config(
-            self._gate,
-            http=limited(connections_possible(server.max_connections), server.client_timeout_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CANCELLED_S,
-        )
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On the first signal, refuse new requests; on the second, cancel the running ones."""
+        self._signals += 1
+        tell_systemd(STOPPING)
+        if self._signals == 1 and self.services is not None:
+            self.services.draining = True
+            self._until_s = time.monotonic() + self._settings.server.grace_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end now. uvicorn calls this ten times a second."""
+        await super().on_tick(counter)
+        parts = self.services
+        if not self._signals or parts is None:
+            return bool(self._signals)
+        if parts.busy and self._signals == 1 and time.monotonic() < self._until_s:
+            return False
+        parts.cancel_all()
+        return True
+
+    async def _respond(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Pass a request to the application; answer 503 until there is one.
+
+        The port opens at once, but the application's imports and its model take seconds. So no import of this module may load
+        the code that runs models.
+        """
+        if self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _loading(scope["path"])(scope, receive, send)
 
     def _load(self) -> None:
         began_s = time.perf_counter()
@@ -126,16 +159,16 @@ class Running:
             from kvweave.server.services import Services
             from kvweave.server.serving.serving import Serving
 
-            server = self._config.server
+            server = self._settings.server
             serving = Serving(
-                self._config,
+                self._settings,
                 self._tenants,
                 idle=server.idle_work,
                 share_kv=server.share_kv,
                 async_kv=server.async_kv,
             )
-            self.services = Services.of(self._config, serving, keyed=self._tenants is not None)
-            self._gate.app = create_app(self.services)  # type: ignore[assignment]
+            self.services = Services(self._settings, serving, keyed=self._tenants is not None)
+            self._app = create_app(self.services)  # type: ignore[assignment]
             serving.load()
             tell_systemd(READY)
         except Exception as error:
@@ -145,55 +178,9 @@ class Running:
         _LOG.info("ready", extra={"fields": {"seconds": round(time.perf_counter() - began_s, 3)}})
 
 
-class EndingServer(uvicorn.Server):
-    """A server that ends on the first signal after its requests finish or `grace_s` passes, and on the second at once."""
+def _loading(path: str) -> ASGI3Application:
+    from starlette.responses import JSONResponse  # where it is needed: the port opens sooner
 
-    def __init__(self, config: uvicorn.Config, running: Running) -> None:
-        super().__init__(config)
-        self._running = running
-        self._signals, self._until_s = 0, 0.0
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On the first signal, refuse new requests; on the second, cancel the running ones."""
-        self._signals += 1
-        parts = self._running.services
-        tell_systemd(STOPPING)
-        if self._signals == 1 and parts is not None:
-            parts.draining = True
-            self._until_s = time.monotonic() + parts.config.server.grace_s
-
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to end now. uvicorn calls this ten times a second."""
-        await super().on_tick(counter)
-        if not self._signals:
-            return False
-        parts = self._running.services
-        if parts is None:
-            return True
-        if parts.busy and self._signals == 1 and time.monotonic() < self._until_s:
-            return False
-        parts.cancel_all()
-        return True
-
-
-class Gate:
-    """ASGI application: answers 503 until the real application is set, then passes requests to it.
-
-    The port opens at once, but the application's imports and its model take seconds. So no import of this module may load the
-    code that runs models.
-    """
-
-    def __init__(self) -> None:
-        self.app: ASGI3Application | None = None
-
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        if self.app is not None:
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await _answer_loading(scope["path"], send)
-
-
-async def _answer_loading(path: str, send: ASGISendCallable) -> None:
     error = {
         "message": "the model is being loaded",
         "type": "server_error",
@@ -201,16 +188,8 @@ async def _answer_loading(path: str, send: ASGISendCallable) -> None:
         "code": "not_ready",
     }
     body: dict[str, Any] = {"status": "loading"} if path == "/health" else {"error": error}
-    data = json.dumps(body).encode()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(data)),
-        "retry-after": str(RETRY_AFTER_S),
-        "connection": "close",
-    }
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 503, "headers": encoded, "trailers": False})
-    await send({"type": "http.response.body", "body": data, "more_body": False})
+    headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+    return JSONResponse(body, 503, headers)  # type: ignore[return-value]
 
 
 def tell_systemd(state: str) -> None:

@@ -139,7 +139,7 @@ class DocumentPrompt(Asked):
     model: LoadedModel
     turns: Turns
     documents: tuple[CallerDocument, ...]
-    answered: Callable[["DocumentPrompt"], None]
+    answered: Callable[["DocumentPrompt", Answer], None]
 
     def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
         """Return a prompt of the documents in order, the earlier messages and the question."""
@@ -159,7 +159,7 @@ class DocumentPrompt(Asked):
 
     def keep(self, answer: Answer) -> None:
         """Keep no answer: kvweave does not learn when the caller's documents change."""
-        self.answered(self)
+        self.answered(self, answer)
 
 
 def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:

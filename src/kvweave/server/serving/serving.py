@@ -5,7 +5,7 @@ All tenants share the models.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, cast
@@ -16,14 +16,16 @@ from kvweave.answering.pipeline import check_supported, respond
 from kvweave.answering.settings import Settings
 from kvweave.cancellation import cancellable, check_cancelled
 from kvweave.config import Config, GenerationConfig
-from kvweave.errors import Cancelled
+from kvweave.errors import Cancelled, InvalidRequest
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.prompt import DEFAULT_SYSTEM
+from kvweave.models.snapshot_adapter import fused
 from kvweave.once import once
 from kvweave.options import AskKeywords, AskOptions, Sampling
-from kvweave.results import Piece
+from kvweave.recipes.prepare import NotPrepared
+from kvweave.results import Answer, Piece, PreparedChunks
 from kvweave.server.serving.bases import ServedBases
 from kvweave.server.serving.completions import (
     CompletionRequest,
@@ -33,7 +35,7 @@ from kvweave.server.serving.completions import (
     Turns,
     plain_options,
 )
-from kvweave.server.serving.request_chunks import RequestChunks
+from kvweave.server.serving.request_chunks import RequestChunks, RequestDocuments
 from kvweave.server.serving.tenants import Tenants, tenant_home
 from kvweave.state.recorded_models import with_recorded_models
 from kvweave.state.resident import ResidentModels
@@ -242,12 +244,61 @@ class Tenant:
         with self.bases.using(kb) as base, base.conversation(conversation, new=True):
             pass
 
+    def prepare(
+        self,
+        texts: Sequence[str],
+        progress: Callable[[int, int], None],
+        *,
+        system: str | None = None,
+        recipe: str | None = None,
+        prepare: str | None = None,
+        think: bool | None = None,
+    ) -> PreparedChunks:
+        """Prepare callers' chunks now, yielding to requests, so that requests can reuse them in any order.
+
+        Args:
+            texts: the chunks, exactly as requests will have them; those of a document in reading order.
+            progress: called with the tokens that are done and their total.
+            system: the instruction that requests will have; None is the settings'.
+            recipe, prepare, think: as requests will have them; None leaves them to the settings.
+
+        Raises:
+            InvalidRequest: the chunks take more room than the store has, or the recipe prepares nothing.
+            UnknownRecipe; UnsupportedModel for a model that reuses only exact prefixes.
+            Cancelled: the server is closing. What was prepared stays. Also whatever `progress` raises.
+        """
+        with self._requests.one():
+            fused(self._resident.model, "preparing chunks")
+            chunks = self._chunks
+            assert chunks is not None
+            given: AskKeywords = {
+                "recipe": recipe,
+                "prepare": prepare,
+                "cache": "off",
+                "generation": self.sampling(think=think),
+            }
+            options = self._settings.options(system or self.config.system or DEFAULT_SYSTEM, **given)
+            chosen = self._settings.recipe_of(options)
+            if chosen.prepare == NotPrepared():
+                raise InvalidRequest(
+                    f"recipe {chosen.name} prepares nothing; choose one that reuses chunks, such as weave or reuse"
+                )
+            documents = RequestDocuments(tuple(texts), options.system, options.generation.think, chosen)
+
+            def report(done: int, total: int) -> None:
+                if self._requests.cancelled:
+                    raise Cancelled("the server is closing")
+                progress(done, total)
+
+            return chunks.prepare(documents, report)
+
     @once
     def store(self) -> ChunkStore:
         """The store for the KV of chats and of callers' documents."""
         store = ChunkStore(
             self.config.home / "requests",
             namespace="requests",
+            limit_bytes=self.config.store.limit_bytes,
             host_bytes=self.config.store.host_bytes,
         )
         store.attach_device(self._resident.model.geometry.device, self.config.store.device_bytes)
@@ -255,11 +306,11 @@ class Tenant:
 
     @once
     def _chunks(self) -> RequestChunks | None:
-        """The preparation of callers' documents; None without background work, or for a model that reuses only exact prefixes."""
+        """The preparation of callers' documents; None for a model that reuses only exact prefixes."""
         model = self._resident.model
-        if not self._idle or not isinstance(model, Adapter):
+        if not isinstance(model, Adapter):
             return None
-        quiet_s = self.config.idle.idle_quiet_s
+        quiet_s = self.config.idle.idle_quiet_s if self._idle else None
         return RequestChunks(model, self._resident.encoder, self.store, self._resident.activity, quiet_s)
 
     def close(self) -> None:
@@ -304,11 +355,20 @@ class Tenant:
     def _generation(self, request: CompletionRequest) -> GenerationConfig:
         return request.options.get("generation") or self.sampling()
 
-    def _prepare(self, asked: DocumentPrompt) -> None:
+    def _prepare(self, asked: DocumentPrompt, answer: Answer) -> None:
         """Prepare documents for later requests with another order or other documents."""
-        if self._chunks is not None:
-            texts, options = [document.text for document in asked.documents], asked.options
-            self._chunks.add(texts, options.system, asked.recipe, think=options.generation.think)
+        if self._chunks is not None and asked.recipe.prepare != NotPrepared():
+            options, spans = asked.options, [span for span in answer.plan.spans if span.kind == "chunk"]
+            self._chunks.seen(
+                RequestDocuments(
+                    tuple(document.text for document in asked.documents),
+                    options.system,
+                    options.generation.think,
+                    asked.recipe,
+                    tuple(span.origin != "fresh" for span in spans),
+                    answer.plan.prompt_tokens,
+                )
+            )
 
     def _document_options(self, request: CompletionRequest, generation: GenerationConfig) -> AskOptions:
         system = Turns.of(request.messages).instruction or self.config.system or DEFAULT_SYSTEM

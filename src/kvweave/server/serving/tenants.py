@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvweave.config import Config
+from kvweave.config import Config, ServerConfig, split
 from kvweave.errors import InvalidRequest, Unauthorized
-from kvweave.server_config import ServerConfig, split
 from kvweave.state.knowledge_base_state import checked_name
 
 MIN_KEY_LENGTH: Final = 8

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from kvweave.kvstore import assembly
+from kvweave.kvstore import chunk_store
 from kvweave.kvstore.format import OnDamage, ParsedEntry, parse_entry
 from kvweave.kvstore.layers import read_layer_ranges
 from kvweave.kvstore.tiers.disk import EntryFiles
@@ -86,7 +86,7 @@ def main() -> None:
     from kvweave.cli.app import main as run
 
     SlowFiles.disk = SlowDisk(float(sys.argv.pop(1)))
-    with patch.object(assembly, "EntryFiles", SlowFiles):
+    with patch.object(chunk_store, "EntryFiles", SlowFiles):
         run()
 
 

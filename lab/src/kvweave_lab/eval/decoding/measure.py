@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kvweave.decode.offloaded_cache import strategy_named
 from kvweave.decode.settings import OffloadSettings
-from kvweave.decode.strategies import strategy_named
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.state.knowledge_base_state import Progress, no_progress

@@ -98,7 +98,7 @@ class EntryBuffer:
         return self._rows[0, :, : self._count], self._rows[1, :, : self._count]
 
 
-class RecordingRetriever:
+class RecordingRetriever(Retriever):
     """A retriever with a recorder and a copy of its entries.
 
     A recorded step has three measures. *Recall* is the share of the exact best entries outside the window, as many as

@@ -67,7 +67,7 @@ class _PromptLayers:
         """Do nothing, since there is only one prompt."""
 
     def on_layer(self, queries: LayerQueries) -> None:
-        self._last_queries = queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.window
+        self._last_queries = queries.query[0, :, -MAX_QUERY_ROWS:].clone(), queries.settings.window
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self.received.append((keys, values, *self._last_queries))  # this object now owns the tensors

@@ -15,7 +15,7 @@ from kvweave.recipes.context import Corpus, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.recipes.recipe import Recipe
-from kvweave.types import ChunkFeature, KVProvenance, ModelFingerprint
+from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 CHUNKS = 12
 """The fewest chunks that are prepared, so that a chunk has ten neighbours."""
@@ -77,18 +77,19 @@ class _CountingStore(MemoryStore):
         super().__init__()
         self.feature_bytes = 0
 
-    def put_feature(
+    def put(
         self,
         model: ModelFingerprint,
-        feature: ChunkFeature,
+        content: ChunkKV | ChunkFeature,
         provenance: KVProvenance,
         sources: Sequence[str],
         *,
         max_versions: int | None = None,
     ) -> bool:
-        """Store a feature and count it."""
-        self.feature_bytes += sum(tensor.nbytes for tensor in feature.tensors.values())
-        return super().put_feature(model, feature, provenance, sources, max_versions=max_versions)
+        """Store an entry, and count it if it is a feature."""
+        if isinstance(content, ChunkFeature):
+            self.feature_bytes += content.bytes
+        return super().put(model, content, provenance, sources, max_versions=max_versions)
 
 
 @contextmanager

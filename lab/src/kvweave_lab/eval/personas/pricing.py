@@ -41,7 +41,7 @@ class Shape:
         geometry = adapter.geometry
         queries = geometry.layers * config.num_attention_heads * geometry.head_width
         return cls(
-            PassCost.of(adapter.model),
+            PassCost.of(adapter.model, adapter.geometry),
             {
                 name: 2 * sum(part.weight.numel() for part in projections_of(adapter, name))
                 for name in PROJECTIONS

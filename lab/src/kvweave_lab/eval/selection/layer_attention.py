@@ -9,9 +9,9 @@ from torch import Tensor
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.critical_layers import COUNT
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.prompt import SEPARATOR
+from kvweave.models.support import CRITICAL_LAYERS
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.request import Budget
@@ -96,7 +96,7 @@ def profile_layers(
     samples: Sequence[Sample],
     *,
     ratio: float = 0.2,
-    count: int = COUNT,
+    count: int = CRITICAL_LAYERS,
     progress: Progress = no_progress,
 ) -> LayerProfile:
     """Run a full prefill with its answer, and one pass of the question over isolated chunk KV, for each sample.

@@ -5,22 +5,25 @@ can carry goes with it, and what was not given is the server's. Light to import:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kvweave.config import Config
+from kvweave.config import Config, all_settings, split
 from kvweave.errors import ServerError
 from kvweave.server.process.discovery import find_server
-from kvweave.server_config import split
 
 if TYPE_CHECKING:
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.client import ServerClient
 
 IN_REQUEST: Final = (
     "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think",
 )  # fmt: skip
 """Settings that a request for one answer can carry."""
+_SHAPING: Final = (
+    *("recipe", "prepare", "system", "storage", "shared"),
+    *("model", "embedding", "retrieval", "answers", "generation", "decoding"),
+)
+"""The settings that shape an answer: some by name, and all of some components."""
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
     if found is None:
         return ServerChoice()
     choice = ServerChoice(found.url)
-    from kvweave.server.client.client import ServerClient
+    from kvweave.server.client import ServerClient
 
     try:
         choice.client = ServerClient(found.url, next(iter(split(config.server.api_key)), None))
@@ -77,13 +80,13 @@ def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
     except ServerError as error:
         choice.give_up(error)
         return choice
-    defaults = _shaping(Config(home=Path()))
-    differing = {name: mine for name, mine in _shaping(config).items() if servers.get(name) != mine}
-    carried = {name for name, mine in differing.items() if name in in_request and mine is not None}
-    choice.options = {name: mine for name, mine in differing.items() if name in carried}
-    refused = [name for name, mine in differing.items() if name not in carried and mine != defaults[name]]
+    shaping = [each for each in all_settings().values() if each.part in _SHAPING or each.name in _SHAPING]
+    differing = {each: mine for each in shaping if servers.get(each.name) != (mine := each.value(config))}
+    carried = {each for each, mine in differing.items() if each.name in in_request and mine is not None}
+    choice.options = {each.name: mine for each, mine in differing.items() if each in carried}
+    refused = [each for each, mine in differing.items() if each not in carried and mine != each.default]
     if refused:
-        choice.give_up(f"its {refused[0]} is not {differing[refused[0]]!r}")
+        choice.give_up(f"its {refused[0].name} is not {differing[refused[0]]!r}")
     return choice
 
 
@@ -102,13 +105,3 @@ def preparing_server(config: Config, kb: str) -> str:
             return choice.url if same and client.prepares(kb) else ""
         except ServerError:
             return ""
-
-
-def _shaping(config: Config) -> dict[str, Any]:
-    """The settings that shape an answer, by name."""
-    sections = (
-        config.model, config.embedding, config.retrieval, config.answers, config.generation, config.decoding,
-    )  # fmt: skip
-    values = {each.name: getattr(section, each.name) for section in sections for each in fields(section)}
-    own = {name: getattr(config, name) for name in ("recipe", "prepare", "system")}
-    return {**own, "storage": config.store.storage, "shared": config.store.shared, **values}

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
 from kvweave.facts import answer_from, tokens_from
 from kvweave.results import Answer, ExplainedToken
@@ -89,6 +90,7 @@ class ServerClient:
         response = self._respond("POST", path, body, "text/event-stream")
         kind, data = "message", list[str]()
         while True:
+            check_cancelled()
             line = self._read_line(response)
             if line.startswith("event:"):
                 kind = line[6:].strip()
@@ -138,6 +140,7 @@ class ServerClient:
                     f"the server at {self.url} is busy ({refused}); try again later, or --no-server"
                 )
             time.sleep(wait_s)
+            check_cancelled()
 
     def _send(self, method: str, path: str, body: Any, accept: str) -> http.client.HTTPResponse:
         headers = {"Accept": accept} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})

@@ -1,1 +1,0 @@
-"""Commands that use a running server of the same home."""
