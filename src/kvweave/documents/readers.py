@@ -7,15 +7,13 @@ import os
 import re
 import stat
 import zlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from kvweave.documents.extracted import Attachment, Extracted, ReadContext
+from kvweave.documents.extracted import Attachment, Extracted, ReadContext, clean, without
 from kvweave.documents.file_types import (
     HTML,
     JSON,
@@ -31,7 +29,7 @@ from kvweave.documents.file_types import (
 from kvweave.documents.formats import epub, mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile
-from kvweave.types import Document, Section
+from kvweave.types import Document
 
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_PDF_BYTES = 512 * 2**20
@@ -118,14 +116,13 @@ class _FileRun:
             raise UnreadableDocument("the file is empty")
         if kind not in _LARGE and (binary := binary_kind(data)):
             raise UnreadableDocument(binary)
-        found = _without_invisible(_READERS.get(kind, text.read_plain)(data, self.ctx))
-        words = _without_surrogates(found.text)
-        if not words.strip():
+        found = _cleaned(_READERS.get(kind, text.read_plain)(data, self.ctx))
+        if not found.text.strip():
             raise UnreadableDocument("there is no text in the file")
-        title = _without_surrogates(found.title) or (path.stem if compressed else path.name)
+        title = found.title or (path.stem if compressed else path.name)
         digest = hashlib.sha256(stored).hexdigest()
         self.documents.append(
-            Document(source, title, words, digest, found.sections, found.notes, found.numbered_lines)
+            Document(source, title, found.text, digest, found.sections, found.notes, found.numbered_lines)
         )
         for attachment in found.attachments[:MAX_ATTACHMENTS]:
             self._read_attachment(source, attachment, depth + 1)
@@ -211,33 +208,20 @@ def _too_large(limit: int) -> str:
     return f"larger than {limit // 2**20} MiB; split it into smaller files"
 
 
-def _without_invisible(found: Extracted) -> Extracted:
-    """Remove soft hyphens and other signs of no width, which part a word for the model and for the search.
+def _cleaned(found: Extracted) -> Extracted:
+    """Remove soft hyphens and other signs of no width, which part a word for the model and for the search; see also `clean`.
 
     A soft hyphen at the end of a line goes with the line end, unless lines are numbered.
     """
     removed = _INVISIBLE if found.numbered_lines else _INVISIBLE_OR_HYPHENATED
-    title, cuts = _INVISIBLE.sub("", found.title), [each.span() for each in removed.finditer(found.text)]
-    if not cuts:
-        return replace(found, title=title)
-    starts, totals = [start for start, _ in cuts], [0, *accumulate(end - start for start, end in cuts)]
-
-    def moved(offset: int) -> int:
-        before = bisect_left(starts, offset)
-        return max(offset - totals[before], starts[before - 1] - totals[before - 1] if before else 0)
-
+    text, moved = without(removed, found.text)
     sections = tuple(
-        Section(
-            moved(each.start),
-            each.page,
-            tuple(_INVISIBLE.sub("", words) for words in each.heading),
-            removed.sub("", each.head),
+        replace(
+            each,
+            start=moved(each.start),
+            heading=tuple(_INVISIBLE.sub("", words) for words in each.heading),
+            head=removed.sub("", each.head),
         )
         for each in found.sections
     )
-    return replace(found, text=removed.sub("", found.text), title=title, sections=sections)
-
-
-def _without_surrogates(text: str) -> str:
-    """Replace surrogates and NULs, which tokenizers and databases reject, by U+FFFD; offsets stay the same."""
-    return re.sub("[\ud800-\udfff\0]", "\ufffd", text)
+    return replace(found, text=clean(text), title=clean(_INVISIBLE.sub("", found.title)), sections=sections)
