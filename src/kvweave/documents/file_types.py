@@ -9,7 +9,8 @@ NOTEBOOKS: Final = frozenset({".ipynb"})
 SHEETS: Final = frozenset({".csv", ".tsv"})
 JSON: Final = frozenset({".json", ".jsonl", ".ndjson", ".geojson", ".jsonld"})
 MAILS: Final = frozenset({".eml", ".mbox"})
-OFFICE: Final = frozenset({".docx", ".docm", ".pptx", ".pptm", ".xlsx", ".xlsm"})
+WORKBOOKS: Final = frozenset({".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"})
+OFFICE: Final = WORKBOOKS | {".docx", ".docm", ".pptx", ".pptm"}
 
 SPLIT_AS_MARKDOWN: Final = MARKDOWN | NOTEBOOKS
 
@@ -20,8 +21,8 @@ _WITHOUT_TEXT: Final = {
     "a program or library": "exe dll so dylib a o obj lib class pyc pyo pyd wasm elf ko",
     "a font": "ttf otf woff woff2 eot",
     "a database or model": "sqlite sqlite3 mdb parquet arrow feather npy npz pt pth safetensors onnx gguf h5 pkl pickle",
-    "an old office file; save it as .docx, .xlsx or .pptx": "doc xls ppt",
-    "an office file, which is not supported yet": "xlsb odt ods odp rtf mobi djvu ps pages numbers",
+    "an old office file; save it as .docx, .xlsx or .pptx": "doc ppt",
+    "an office file, which is not supported yet": "odt odp rtf mobi djvu ps pages numbers",
     "an Outlook file; save its e-mails as .eml": "msg pst ost",
     "signed or encrypted data": "p7m p7s gpg pgp",
 }

@@ -281,11 +281,10 @@ class _Page:
     def _break(self, tag: str, *, opening: bool) -> None:
         if tag == "p" and self._cell_is_empty is not None and (self._cell_is_empty or not opening):
             return  # a cell's only paragraph is no paragraph
+        begins_line = tag in _LINES and self._parts and not self._parts[-1].endswith("\n")
         if tag in _PARAGRAPHS:
             self._append("\n\n")
-        elif tag == "br" and opening:
-            self._append("\n")
-        elif tag in _LINES and self._parts and not self._parts[-1].endswith("\n"):
+        elif begins_line or (tag == "br" and opening):
             self._append("\n")
         if tag == "li" and opening:
             self._append("- ")

@@ -22,11 +22,12 @@ from kvweave.documents.file_types import (
     NOTEBOOKS,
     OFFICE,
     SHEETS,
+    WORKBOOKS,
     binary_kind,
     content_suffix,
     kind_without_text,
 )
-from kvweave.documents.formats import epub, mail, office, pdf, text
+from kvweave.documents.formats import mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile
 from kvweave.types import Document
@@ -57,9 +58,9 @@ _READERS: Final[dict[str, Reader]] = {
     **dict.fromkeys((".rst", ".txt", ""), text.read_prose),
     **dict.fromkeys((".docx", ".docm"), office.read_docx),
     **dict.fromkeys((".pptx", ".pptm"), office.read_pptx),
-    **dict.fromkeys((".xlsx", ".xlsm"), office.read_xlsx),
+    **dict.fromkeys(WORKBOOKS, office.read_workbook),
     ".pdf": pdf.read_pdf,
-    ".epub": epub.read_epub,
+    ".epub": office.read_epub,
     ".eml": mail.read_mail,
     ".mbox": mail.read_mailbox,
 }
