@@ -138,12 +138,9 @@ class Chunker:
                 head = self._shortened(head)
                 splitter = self._splitter_behind(head)
             for start, end in self._merged(text, self._extents(text, first, last, splitter, head)):
-                if repeated := sections.head_before(start):
-                    repeated = self._shortened(repeated)
-                    for extent in self._fitting(text, start, end, repeated):
-                        yield *extent, repeated
-                else:
-                    yield start, end, ""
+                repeated = self._shortened(sections.head_before(start))
+                for extent in self._fitting(text, start, end, repeated) if repeated else ((start, end),):
+                    yield *extent, repeated
 
     def _is_long(self, text: str) -> bool:
         return self._size(text) > self.chunk_tokens
@@ -185,23 +182,16 @@ class Chunker:
         merged: list[Extent] = []
         blank_start: int | None = None  # of blank text at the document's start
         for start, end in extents:
-            tokens = self._plain.count(text[start:end])
-            if merged and self._joins(text, merged[-1], (start, end), tokens):
-                merged[-1] = (merged[-1][0], end)
+            tokens, before = self._plain.count(text[start:end]), merged[-1][0] if merged else start
+            fits = not text[start:end].strip() and self._plain.count(text[before:end]) <= self.chunk_tokens
+            if merged and (fits or not tokens):
+                merged[-1] = (before, end)
             elif tokens:
                 merged.append((start if blank_start is None else blank_start, end))
                 blank_start = None
             elif blank_start is None:
                 blank_start = start
         return merged
-
-    def _joins(self, text: str, before: Extent, piece: Extent, tokens: int) -> bool:
-        """Return whether a piece is blank and fits into the chunk before."""
-        if tokens == 0:
-            return True
-        if text[slice(*piece)].strip():
-            return False
-        return self._plain.count(text[before[0] : piece[1]]) <= self.chunk_tokens
 
 
 def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:
