@@ -73,6 +73,11 @@ class Decoded(NamedTuple):
     text: str
     note: str = ""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The note, if there is one."""
+        return (self.note,) if self.note else ()
+
 
 def decode(data: bytes) -> Decoded:
     """Decode a text file; raises UnreadableDocument for binary files and unknown encodings."""

@@ -48,20 +48,17 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
             )
     files: list[Path] = []
     skipped: list[SkippedFile] = []
-    seen: set[str] = set()
-    for path in absolute:
-        for found in _walk(path, seen, skipped):
-            reason = _reason_to_skip(found)
-            if reason:
-                skipped.append(SkippedFile(Path(_printable(found)), reason))
-            else:
-                files.append(found)
+    for found in _walk(absolute[::-1], skipped):
+        if reason := _reason_to_skip(found):
+            skipped.append(SkippedFile(Path(_printable(found)), reason))
+        else:
+            files.append(found)
     return files, skipped
 
 
-def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Path]:
-    """Yield the files at or under `path`. `seen` collects real paths, so that a loop of links ends."""
-    pending = [path]
+def _walk(pending: list[Path], skipped: list[SkippedFile]) -> Iterator[Path]:
+    """Yield the files at or under these paths, the last one first."""
+    seen = set[str]()  # real paths, so that a loop of links ends
     while pending:
         path = pending.pop()
         real = os.path.realpath(path) if _is_utf8(path) else _printable(path)

@@ -4,15 +4,9 @@ from pathlib import PurePath
 from typing import Final
 
 MARKDOWN: Final = frozenset({".md", ".markdown", ".mdown", ".mkd"})
-HTML: Final = frozenset({".html", ".htm", ".xhtml"})
-NOTEBOOKS: Final = frozenset({".ipynb"})
-SHEETS: Final = frozenset({".csv", ".tsv"})
-JSON: Final = frozenset({".json", ".jsonl", ".ndjson", ".geojson", ".jsonld"})
 MAILS: Final = frozenset({".eml", ".mbox"})
-WORKBOOKS: Final = frozenset({".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"})
-OFFICE: Final = WORKBOOKS | {".docx", ".docm", ".pptx", ".pptm"}
 
-SPLIT_AS_MARKDOWN: Final = MARKDOWN | NOTEBOOKS
+SPLIT_AS_MARKDOWN: Final = MARKDOWN | {".ipynb"}
 
 _WITHOUT_TEXT: Final = {
     "an image": "png jpg jpeg gif bmp tif tiff webp ico icns psd heic avif xcf",
@@ -30,20 +24,20 @@ _KINDS: Final = {
     f".{suffix}": kind for kind, suffixes in _WITHOUT_TEXT.items() for suffix in suffixes.split()
 }
 
-_SIGNATURES: Final = (
-    (b"PK\x03\x04", "an archive (zip)"),
-    (b"7z\xbc\xaf\x27\x1c", "an archive (7z)"),
-    (b"Rar!\x1a\x07", "an archive (rar)"),
-    (b"\x1f\x8b", "an archive (gzip)"),
-    (b"BZh", "an archive (bzip2)"),
-    (b"\xfd7zXZ\0", "an archive (xz)"),
-    (b"\x28\xb5\x2f\xfd", "an archive (zstd)"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old office file; save it as .docx, .xlsx or .pptx"),
-    (b"%PDF-", "a PDF; give it the suffix .pdf"),
-    (b"\x89PNG", "an image"),
-    (b"\xff\xd8\xff", "an image"),
-    (b"SQLite format 3\0", "a database"),
-)
+_SIGNATURES: Final = {
+    b"PK\x03\x04": "an archive (zip)",
+    b"7z\xbc\xaf\x27\x1c": "an archive (7z)",
+    b"Rar!\x1a\x07": "an archive (rar)",
+    b"\x1f\x8b": "an archive (gzip)",
+    b"BZh": "an archive (bzip2)",
+    b"\xfd7zXZ\0": "an archive (xz)",
+    b"\x28\xb5\x2f\xfd": "an archive (zstd)",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old office file; save it as .docx, .xlsx or .pptx",
+    b"%PDF-": "a PDF; give it the suffix .pdf",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"SQLite format 3\0": "a database",
+}
 _TAR_MARK_AT: Final = 257
 
 
@@ -65,4 +59,4 @@ def binary_kind(data: bytes) -> str | None:
     """Return the kind of a binary file, such as "an archive (zip)", from its first bytes; None for all other files."""
     if data[_TAR_MARK_AT : _TAR_MARK_AT + 5] == b"ustar":
         return "an archive (tar)"
-    return next((kind for mark, kind in _SIGNATURES if data.startswith(mark)), None)
+    return next((kind for mark, kind in _SIGNATURES.items() if data.startswith(mark)), None)

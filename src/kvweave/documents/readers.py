@@ -14,19 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvweave.documents.extracted import Attachment, Extracted, ReadContext, clean, without
-from kvweave.documents.file_types import (
-    HTML,
-    JSON,
-    MAILS,
-    MARKDOWN,
-    NOTEBOOKS,
-    OFFICE,
-    SHEETS,
-    WORKBOOKS,
-    binary_kind,
-    content_suffix,
-    kind_without_text,
-)
+from kvweave.documents.file_types import MARKDOWN, binary_kind, content_suffix, kind_without_text
 from kvweave.documents.formats import mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile
@@ -49,25 +37,29 @@ _INVISIBLE_OR_HYPHENATED: Final = re.compile("\u00ad[ \t]*\n[ \t]*|" + _INVISIBL
 
 Reader = Callable[[bytes, ReadContext], Extracted]
 
-_READERS: Final[dict[str, Reader]] = {
+_SMALL: Final[dict[str, Reader]] = {
     **dict.fromkeys(MARKDOWN, text.read_markdown),
-    **dict.fromkeys(HTML, text.read_page),
-    **dict.fromkeys(NOTEBOOKS, text.read_notebook),
-    **dict.fromkeys(SHEETS, text.read_csv),
-    **dict.fromkeys(JSON, text.read_json),
+    **dict.fromkeys((".csv", ".tsv"), text.read_csv),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".jsonld"), text.read_json),
     **dict.fromkeys((".rst", ".txt", ""), text.read_prose),
+}
+_RISKY_SMALL: Final[dict[str, Reader]] = {
+    **dict.fromkeys((".html", ".htm", ".xhtml"), text.read_page),
+    ".ipynb": text.read_notebook,
+}
+_LARGE: Final[dict[str, Reader]] = {
     **dict.fromkeys((".docx", ".docm"), office.read_docx),
     **dict.fromkeys((".pptx", ".pptm"), office.read_pptx),
-    **dict.fromkeys(WORKBOOKS, office.read_workbook),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), office.read_workbook),
     ".pdf": pdf.read_pdf,
     ".epub": office.read_epub,
     ".eml": mail.read_mail,
     ".mbox": mail.read_mailbox,
 }
-_LARGE: Final = OFFICE | MAILS | {".pdf", ".epub"}
-
-RISKY: Final = _LARGE | HTML | NOTEBOOKS
+RISKY: Final = _RISKY_SMALL | _LARGE
 """Kinds whose readers may take long, use much memory or crash: these run in another process (`reader_process`)."""
+
+_READERS: Final = _SMALL | RISKY
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +83,8 @@ def read_file(path: Path, ctx: ReadContext | None = None) -> ReadFile:
         MissingExtra: the library for this kind of file is not installed.
     """
     path = path.absolute()
-    kind = content_suffix(path.name)
-    stored = _read_bytes(path, MAX_PDF_BYTES if kind in _LARGE else MAX_TEXT_BYTES)
+    with _open(path) as stream:
+        stored = _all_of(stream, _limit(path))
     run = _FileRun(ctx or ReadContext())
     run.read(str(path), stored)
     return ReadFile(tuple(run.documents), tuple(run.skipped))
@@ -109,10 +101,8 @@ class _FileRun:
 
     def read(self, source: str, stored: bytes, depth: int = 0) -> None:
         path = Path(source)
-        compressed = path.suffix.lower() == ".gz"
-        kind = content_suffix(path.name)
-        limit = MAX_PDF_BYTES if kind in _LARGE else MAX_TEXT_BYTES
-        data = _decompressed(stored, limit) if compressed else stored
+        compressed, kind = path.suffix.lower() == ".gz", content_suffix(path.name)
+        data = _decompressed(stored, _limit(path)) if compressed else stored
         if not data.strip():
             raise UnreadableDocument("the file is empty")
         if kind not in _LARGE and (binary := binary_kind(data)):
@@ -130,16 +120,14 @@ class _FileRun:
 
     def _read_attachment(self, outer: str, attachment: Attachment, depth: int) -> None:
         source = self._free(f"{outer}/{_usable(attachment.name)}")
-        reason = kind_without_text(source)
         try:
-            if reason is None and depth > MAX_NESTING:
-                reason = "too many e-mails inside each other"
-            if reason is None:
-                self.read(source, attachment.data, depth)
+            if reason := kind_without_text(source):
+                raise UnreadableDocument(reason)
+            if depth > MAX_NESTING:
+                raise UnreadableDocument("too many e-mails inside each other")
+            self.read(source, attachment.data, depth)
         except (UnreadableDocument, MissingExtra) as error:
-            reason = str(error)
-        if reason is not None:
-            self.skipped.append(SkippedFile(Path(source), reason))
+            self.skipped.append(SkippedFile(Path(source), str(error)))
 
     def _free(self, source: str) -> str:
         """Return the source, with a number added if another attachment has the same source."""
@@ -186,27 +174,23 @@ def _open(path: Path) -> Iterator[io.BufferedReader]:
         raise InaccessibleDocument(f"cannot be read: {error.strerror or error}") from error
 
 
-def _read_bytes(path: Path, limit: int) -> bytes:
-    with _open(path) as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise UnreadableDocument(_too_large(limit))
-    return data
+def _limit(path: Path) -> int:
+    return MAX_PDF_BYTES if content_suffix(path.name) in _LARGE else MAX_TEXT_BYTES
 
 
 def _decompressed(data: bytes, limit: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            unpacked = stream.read(limit + 1)  # a small file may expand to gigabytes
+            return _all_of(stream, limit, "unpacked, ")  # a small file may expand to gigabytes
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"damaged gzip file: {error}") from error
-    if len(unpacked) > limit:
-        raise UnreadableDocument(f"unpacked, {_too_large(limit)}")
-    return unpacked
 
 
-def _too_large(limit: int) -> str:
-    return f"larger than {limit // 2**20} MiB; split it into smaller files"
+def _all_of(stream: io.BufferedIOBase, limit: int, state: str = "") -> bytes:
+    data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise UnreadableDocument(f"{state}larger than {limit // 2**20} MiB; split it into smaller files")
+    return data
 
 
 def _cleaned(found: Extracted) -> Extracted:

@@ -2,7 +2,6 @@
 
 import io
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import ModuleType
@@ -60,22 +59,13 @@ def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
     for page in reader.pages:
         try:
             shown = clean(page.extract_text()).strip()
-            entries = clean("".join(f"{entry}\n" for entry in _entries_of(page)))
+            entries = clean("".join(f"{entry}\n" for entry in _entries(page)))
             texts.append(f"{shown}\n\n{entries}".strip())
         except Exception as error:
             texts.append("")
             damage.append(f"{type(error).__name__}: {error}")
         ctx.alive()
     return texts, damage
-
-
-def _entries_of(page: Any) -> list[str]:
-    """Return the entries of a page; those before a damaged one if there is one, since the page's text is good without them."""
-    found = list[str]()
-    with suppress(Exception):
-        for entry in _entries(page):
-            found.append(entry)
-    return found
 
 
 def _is_xfa(reader: Any) -> bool:
@@ -86,20 +76,22 @@ def _is_xfa(reader: Any) -> bool:
     return False
 
 
-def _entries(page: Any) -> Iterator[str]:
-    """Yield what was typed into the fields of a page, as "label: entry", and the notes that were typed onto it."""
-    for reference in page.get("/Annots", None) or ():
-        note = reference.get_object()
-        if not isinstance(note, dict) or _number(note.get("/F")) & _HIDDEN:
-            continue
-        if note.get("/Subtype") == "/FreeText" and note.get("/Contents"):
-            yield str(note["/Contents"])
-        elif note.get("/Subtype") == "/Widget":
-            field = _inherited(note)
-            entry = _entry(field)
-            label = " ".join(str(field.get("/TU") or field.get("/T") or "").split())
-            if entry:
-                yield f"{label}: {entry}" if label else entry
+def _entries(page: Any) -> list[str]:
+    """Return what was typed into the fields of a page, as "label: entry", and the notes that were typed onto it."""
+    found = list[str]()
+    with suppress(Exception):  # the text of the page and the entries before a damaged one are good without it
+        for reference in page.get("/Annots", None) or ():
+            note = reference.get_object()
+            if not isinstance(note, dict) or _number(note.get("/F")) & _HIDDEN:
+                continue
+            if note.get("/Subtype") == "/FreeText" and note.get("/Contents"):
+                found.append(str(note["/Contents"]))
+            elif note.get("/Subtype") == "/Widget":
+                field = _inherited(note)
+                label = " ".join(str(field.get("/TU") or field.get("/T") or "").split())
+                if entry := _entry(field):
+                    found.append(f"{label}: {entry}" if label else entry)
+    return found
 
 
 def _inherited(widget: Any) -> dict[str, Any]:
@@ -123,11 +115,8 @@ def _entry(field: dict[str, Any]) -> str:
         if state == "Off" or _number(field.get("/Ff")) & _PUSH_BUTTON:
             return ""
         return "yes" if state.lower() in ("yes", "on", "1") else state
-    if (
-        value is None
-        or kind not in ("/Tx", "/Ch")
-        or (kind == "/Tx" and _number(field.get("/Ff")) & _PASSWORD)
-    ):
+    is_password = kind == "/Tx" and _number(field.get("/Ff")) & _PASSWORD
+    if value is None or kind not in ("/Tx", "/Ch") or is_password:
         return ""
     values = value if isinstance(value, list) else [value]
     return ", ".join(_typed(each.get_object()) for each in values).strip()
