@@ -202,10 +202,10 @@ class _Page:
             return False
         if tag in _CELLS:
             self._add_cells(self._grids[-1].above())
-            self._grids[-1].begin_cell(len(self._parts))
+            self._grids[-1].start = len(self._parts)
             self._cell_is_empty = True
         elif tag in _ROW_GROUPS:
-            self._grids[-1].begin_group()
+            self._grids[-1].reaching.clear()  # no cell reaches into another group of rows
         elif tag in _STRUCK:
             self._data("~~")
         self._begin(node, tag)
@@ -295,40 +295,32 @@ class _Grid:
 
     def __init__(self) -> None:
         self._column = 0
-        self._start = 0  # of the open cell, among the parts of the text
-        self._reaching: dict[int, tuple[int, str]] = {}  # by column: how many rows, and the text to repeat
-
-    def begin_group(self) -> None:
-        """Begin a group of rows, into which no cell from above reaches."""
-        self._reaching.clear()
+        self.start = 0  # of the open cell, among the parts of the text
+        self.reaching: dict[int, tuple[int, str]] = {}  # by column: how many rows, and the text to repeat
 
     def above(self, *, to_end: bool = False) -> list[str]:
         """Go behind the cells from above that stand here, or in the rest of the row; return their texts."""
-        last = max(self._reaching, default=-1) if to_end else -1
+        last = max(self.reaching, default=-1) if to_end else -1
         texts = []
-        while self._column in self._reaching or self._column <= last:
-            texts.append(self._reaching.get(self._column, (0, ""))[1])
+        while self._column in self.reaching or self._column <= last:
+            texts.append(self.reaching.get(self._column, (0, ""))[1])
             self._column += 1
         return texts
-
-    def begin_cell(self, start: int) -> None:
-        """Begin a cell whose text will be in the parts from `start`."""
-        self._start = start
 
     def end_cell(self, attributes: Any, parts: list[str]) -> int:
         """End a cell; return how many columns it spans."""
         rows = _span(attributes.get("rowspan"), _MAX_ROWS) or _MAX_ROWS  # 0 means all further rows
         columns = _span(attributes.get("colspan"), _MAX_COLUMNS) or 1
-        text = "".join(parts[self._start :]).strip() if rows > 1 else ""
+        text = "".join(parts[self.start :]).strip() if rows > 1 else ""
         text = text if len(text) <= _MAX_REPEATED_CHARS and "\n" not in text else ""
         for column in range(columns):
-            self._reaching[self._column + column] = (rows, "" if column else text)
+            self.reaching[self._column + column] = (rows, "" if column else text)
         self._column += columns
         return columns
 
     def end_row(self) -> None:
         """Go to the next row's first column."""
-        self._reaching = {at: (rows - 1, text) for at, (rows, text) in self._reaching.items() if rows > 1}
+        self.reaching = {at: (rows - 1, text) for at, (rows, text) in self.reaching.items() if rows > 1}
         self._column = 0
 
 

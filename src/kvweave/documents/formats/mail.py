@@ -6,6 +6,7 @@ quote of it is left out (`mail_quotes`).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from email import message_from_bytes
 from email.header import decode_header, make_header
@@ -90,13 +91,10 @@ def message_ids(paths: Iterable[Path]) -> dict[str, Path]:
     for path in paths:
         if content_suffix(path.name) == ".mbox":
             continue
-        try:
-            with open(path, "rb") as stream:
-                beginning = stream.read(_HEADER_BYTES)
-        except OSError:
-            continue
-        if identity := _id(message_from_bytes(beginning.lstrip(), policy=compat32)):
-            found.setdefault(identity, path)
+        with suppress(OSError), open(path, "rb") as stream:
+            message = message_from_bytes(stream.read(_HEADER_BYTES).lstrip(), policy=compat32)
+            if identity := _id(message):
+                found.setdefault(identity, path)
     return found
 
 
@@ -133,12 +131,9 @@ class _Known:
         return self._read[identity]
 
     def _stored(self, identity: str) -> Message | None:
-        path = self._files.get(identity)
-        try:
-            data = path.read_bytes() if path else b""
-        except OSError:
-            return None
-        return message_from_bytes(data.lstrip(), policy=compat32) if data else None
+        with suppress(KeyError, OSError):
+            return message_from_bytes(self._files[identity].read_bytes().lstrip(), policy=compat32)
+        return None
 
 
 # One message
@@ -244,12 +239,10 @@ def _joined(pages: Sequence[HtmlText]) -> HtmlText:
 
 def _text(part: Message) -> tuple[str, str]:
     data = _bytes(part)
-    charset = str(part.get_content_charset() or "")
-    try:
-        if charset and charset not in ("us-ascii", "ascii"):
+    charset = str(part.get_content_charset() or "ascii")
+    with suppress(LookupError, UnicodeDecodeError):
+        if charset not in ("us-ascii", "ascii"):
             return decode_as(data, charset).replace("\r\n", "\n"), ""
-    except (LookupError, UnicodeDecodeError):
-        pass
     try:
         return decode(data) if data.strip() else ("", "")
     except UnreadableDocument as error:  # the other messages of a mailbox can still be read

@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
 from typing import Any, Final
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -66,9 +67,8 @@ def _with_typed_formulas(data: bytes) -> bytes:
         for name in archive.namelist():
             if not name.startswith(_WORD_PICTURES):
                 part = archive.read(name)
-                changed.writestr(
-                    name, _typed_out(part) if b"oMath" in part and name.endswith(".xml") else part
-                )
+                has_formulas = b"oMath" in part and name.endswith(".xml")
+                changed.writestr(name, _typed_out(part) if has_formulas else part)
     return buffer.getvalue()
 
 
@@ -99,8 +99,7 @@ def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
             _add_slide(built, slide, number)
             empty += built.length == before
             ctx.alive()
-        title = str(shown.core_properties.title or "")
-        count = len(shown.slides)
+        title, count = _core_title(data), len(shown.slides)
     notes = (f"{empty} of {count} slides have no text (pictures?)",) if empty else ()
     return Extracted(built.text(), title, tuple(built.sections), notes)
 
@@ -108,8 +107,8 @@ def read_pptx(data: bytes, ctx: ReadContext) -> Extracted:
 def _type_out_formulas(slide: Any) -> None:
     """Put text in place of a slide's formulas. Shapes with formulas have alternatives, which python-pptx passes over."""
     for both in list(slide.element.iter("{*}AlternateContent")):
-        if both[0].get("Requires") == "a14":
-            for shape in both[0]:
+        if (choice := both.find("{*}Choice[@Requires='a14']")) is not None:
+            for shape in list(choice):
                 both.addprevious(shape)
             both.getparent().remove(both)
     for formula in list(slide.element.iter("{http://schemas.microsoft.com/office/drawing/2010/main}m")):
@@ -161,11 +160,8 @@ def read_workbook(data: bytes, ctx: ReadContext) -> Extracted:
             book = CalamineWorkbook.from_filelike(io.BytesIO(data))
         except PasswordError:
             raise UnreadableDocument(_locked("workbook")) from None
-        for each in book.sheets_metadata:
-            if each.typ == SheetTypeEnum.WorkSheet:
-                _add_sheet(
-                    built, each.name, _rows(book.get_sheet_by_name(each.name), unread.get(each.name, {}))
-                )
+        for name in (each.name for each in book.sheets_metadata if each.typ == SheetTypeEnum.WorkSheet):
+            _add_sheet(built, name, _rows(book.get_sheet_by_name(name), unread.get(name, {})))
             ctx.alive()
         title = _core_title(data)
     missing = sum(text.startswith("=") for cells in unread.values() for text in cells.values())
@@ -207,10 +203,7 @@ def _unread_cells(data: bytes) -> dict[str, dict[tuple[int, int], str]]:
 
 def _column(letters: bytes) -> int:
     """Return the number of a column, from 0: "A" is 0, "AB" is 27."""
-    number = 0
-    for letter in letters:
-        number = number * 26 + letter - ord("A") + 1
-    return number - 1
+    return reduce(lambda number, letter: number * 26 + letter - ord("A") + 1, letters, 0) - 1
 
 
 def _rows(sheet: Any, unread: dict[tuple[int, int], str]) -> list[list[str]]:
@@ -295,12 +288,10 @@ def _chapters(book: zipfile.ZipFile) -> tuple[str, list[str]]:
 
 def _core_title(data: bytes) -> str:
     """Return the title from the properties of an Office file; empty if it has none."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            root = ElementTree.fromstring(archive.read("docProps/core.xml"))
+    with suppress(KeyError, ElementTree.ParseError, zipfile.BadZipFile):
+        root = ElementTree.fromstring(zipfile.ZipFile(io.BytesIO(data)).read("docProps/core.xml"))
         return (root.findtext(_TITLE) or "").strip()
-    except (KeyError, ElementTree.ParseError, zipfile.BadZipFile):
-        return ""
+    return ""
 
 
 @contextmanager
