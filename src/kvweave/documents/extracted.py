@@ -1,7 +1,7 @@
 """The values that readers of formats take and return."""
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -95,6 +95,12 @@ def without(removed: re.Pattern[str], text: str) -> tuple[str, Callable[[int], i
         return max(offset - totals[before], starts[before - 1] - totals[before - 1] if before else 0)
 
     return removed.sub("", text) if cuts else text, moved
+
+
+def section_at(sections: Sequence[Section], offset: int) -> Section:
+    """Return the section around an offset, from sections in reading order."""
+    before = bisect_right(sections, offset, key=lambda each: each.start)
+    return sections[before - 1] if before else Section(0)
 
 
 def _one_line(text: str) -> str:

@@ -29,13 +29,9 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
     A folder is walked in alphabetical order, without hidden entries, folders of tools and virtual environments. A hidden
     file or folder is only read if `paths` names it.
 
-    Args:
-        paths: files and folders, relative to the working folder or absolute.
-
     Returns:
-        The files to read, as absolute paths, each once however many links lead to it; and the skipped files with reasons:
-        kinds without text, unreadable folders, broken links, pipes, sockets, devices, and names that are not UTF-8
-        (written so that they can be printed).
+        The files to read, as absolute paths, each once however many links lead to it; and the skipped files with reasons.
+        A name that is not UTF-8 is written so that it can be printed.
 
     Raises:
         PathNotFound: one of `paths` does not exist. It is raised before anything is read.

@@ -3,9 +3,8 @@
 import io
 import logging
 from contextlib import suppress
-from dataclasses import replace
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kvweave.documents.encodings import decode
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
@@ -49,8 +48,7 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         raise UnreadableDocument(f"damaged PDF ({damage[0]})")
     if not any(pages):
         raise UnreadableDocument("PDF without a text layer (scanned pages?); run it through OCR first")
-    found = _put_together(pages, len(damage), headings, clean(title.strip()))
-    return replace(found, notes=(*found.notes, _XFA)) if is_xfa else found
+    return _put_together(pages, len(damage), headings, clean(title.strip()), is_xfa)
 
 
 def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
@@ -132,7 +130,7 @@ def _number(value: Any) -> int:
 
 
 def _put_together(
-    pages: list[str], damaged: int, headings: dict[int, tuple[str, ...]], title: str
+    pages: list[str], damaged: int, headings: dict[int, tuple[str, ...]], title: str, is_xfa: bool
 ) -> Extracted:
     built, heading = TextBuilder(), tuple[str, ...]()
     for number, text in enumerate(pages, 1):
@@ -141,12 +139,11 @@ def _put_together(
             built.add("\n\n" if built.length else "")
             built.mark(page=number, heading=heading)
             built.add(text)
-    left_out = (
-        (pages.count("") - damaged, "have no text (scanned pages?)"),
-        (damaged, "are damaged and left out"),
-    )
-    notes = tuple(f"{count} of {len(pages)} pages {what}" for count, what in left_out if count)
-    return Extracted(built.text(), title, tuple(built.sections), notes)
+    empty = pages.count("") - damaged
+    left_out = ((empty, "have no text (scanned pages?)"), (damaged, "are damaged and left out"))
+    notes = [f"{count} of {len(pages)} pages {what}" for count, what in left_out if count]
+    notes += [_XFA] if is_xfa else []
+    return Extracted(built.text(), title, tuple(built.sections), tuple(notes))
 
 
 def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
@@ -164,22 +161,19 @@ def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
             if number is not None and number >= 0:
                 found.setdefault(number + 1, last)
 
-    try:
+    with suppress(Exception):  # outlines are often damaged, and the text is good without them
         walk(list(reader.outline), ())
-    except Exception:  # outlines are often damaged, and the text is good without them
-        return {}
-    return found
+        return found
+    return {}
 
 
 def _import_pypdf() -> ModuleType:
     require("pdf", "reading PDF", "pypdf")
-    import pypdf  # optional, so not at the top
-    import pypdf.errors
+    import pypdf.errors  # optional, so not at the top
 
     # Warnings about sloppy files are not for the user; real damage is raised. The level is set once, by the first thread,
     # and not at all if the application has chosen one.
     logger = logging.getLogger("pypdf")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)
-    module: ModuleType = pypdf
-    return module
+    return cast(ModuleType, pypdf)

@@ -5,11 +5,11 @@ import json
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from kvweave.documents.encodings import Decoded, decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, section_at
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
@@ -132,16 +132,11 @@ def _sections(headings: list[Heading]) -> tuple[Section, ...]:
     return tuple(sections)
 
 
-def _section_at(sections: Sequence[Section], offset: int) -> Section:
-    before = bisect_right(sections, offset, key=lambda each: each.start)
-    return sections[before - 1] if before else Section(0)
-
-
 def _with_tables(text: str, headings: tuple[Section, ...]) -> tuple[Section, ...]:
     found = {each.start: each for each in headings}
     for start, end, head in _tables(text):
-        found.setdefault(end, Section(end, heading=_section_at(headings, end).heading))
-        found[start] = Section(start, heading=_section_at(headings, start).heading, head=head)
+        found.setdefault(end, Section(end, heading=section_at(headings, end).heading))
+        found[start] = Section(start, heading=section_at(headings, start).heading, head=head)
     return tuple(found[start] for start in sorted(found))
 
 
@@ -230,7 +225,7 @@ def _with_cells(sections: tuple[Section, ...], starts: list[int]) -> tuple[Secti
     """Start a section at each cell, and add the cell's number to the headings of all sections."""
     found = []
     for start in sorted({*starts, *(each.start for each in sections)}):
-        section, cell = _section_at(sections, start), f"cell {bisect_right(starts, start)}"
+        section, cell = section_at(sections, start), f"cell {bisect_right(starts, start)}"
         head = section.head if section.start == start else ""
         found.append(Section(start, heading=(*section.heading, cell), head=head))
     return tuple(found)
