@@ -84,6 +84,9 @@ def _command(name: str, target: Any) -> Any:
 
 INTERRUPTED = 130
 
+ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+"""Variables of each command and of the processes that it starts, unless the user has set them; see `machine.py` on waiting."""
+
 app = typer.Typer(
     name="kvweave",
     cls=LazyGroup,
@@ -117,7 +120,8 @@ def _root(
 
 def main() -> None:
     """Run the command line. The exit code is 1 for an expected error, 2 for wrong usage and 130 on Ctrl-C."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name, value in ENVIRONMENT.items():  # before PyTorch is imported, whose OpenMP reads them once
+        os.environ.setdefault(name, value)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         app(standalone_mode=True)
