@@ -254,6 +254,6 @@ def _read_documents(folder: Path) -> dict[str, str]:
 
 def _read_text(path: Path, option: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{option} {path} cannot be read as UTF-8 text ({error})") from error
