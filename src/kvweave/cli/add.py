@@ -135,6 +135,7 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
     chunks = "chunk" if done.chunks == 1 else "chunks"
     STDOUT.print(
         f"{sources}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}",
+        markup=False,
         soft_wrap=True,
     )
     if worker is not None:
@@ -149,7 +150,7 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
             STDOUT.print(
                 f"{done.vectors_waiting} chunks are found by their words alone until their vectors are there"
             )
-        STDOUT.print(worker_sentence(worker), soft_wrap=True)
+        STDOUT.print(worker_sentence(worker), markup=False, soft_wrap=True)
     if done.chunk_kv_left_out:
         STDOUT.print(
             f"KV of {done.chunk_kv_left_out} more chunks does not fit the store's limit, so they are computed when asked "

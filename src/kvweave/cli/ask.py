@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.terminal import echo
 
 if TYPE_CHECKING:
     from kvweave.options import AskKeywords
@@ -117,7 +118,7 @@ def _ask_server(server: "ServerChoice", kb: str, asked: Asked) -> "Answered | No
 def _print_pieces(pieces: Iterable[str], asked: Asked, printed: list[str] | None = None) -> None:
     for piece in pieces:
         if not asked.quiet:
-            typer.echo(piece, nl=False)
+            echo(piece, end="")
             if printed is not None:
                 printed.append(piece)
 
@@ -138,14 +139,14 @@ def _print_answer(
         used = {"server": server.facts()} if server.url and (explain or not server.unused) else {}
         print_json({**facts(answer), **({"tokens": tokens} if explain else {}), **used})
         return
-    typer.echo()
+    echo()
     _print_sources(answer)
     if explain:
         from kvweave.cli.explain import print_explanation
 
         print_explanation(answer, tokens)
         if server.line:
-            typer.echo(server.line)
+            echo(server.line)
 
 
 def _print_sources(answer: "Answer") -> None:
