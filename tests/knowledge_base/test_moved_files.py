@@ -62,3 +62,37 @@ def test_a_folder_that_is_followed_keeps_its_documents_too(base, folder):
         (folder / name).unlink()
     assert len(next(base.follow(folder)).kept) == 2
     assert len(next(base.follow(folder, allow_empty=True)).removed) == 2
+
+
+def test_a_moved_file_leaves_its_old_place_also_once_it_has_changed(base, folder, tmp_path):
+    base.add(folder)
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    report = base.add(moved / "disk")
+    assert report.removed == (f"{folder}/disk/a.txt", f"{folder}/disk/deep/b.txt")
+    assert report.copies == ()
+    (moved / "disk" / "a.txt").write_text(text(7))
+    base.add(moved)
+    assert sources(base) == [f"{moved}/disk/a.txt", f"{moved}/disk/deep/b.txt", f"{moved}/here.txt"]
+    assert text(1).split(".")[0] not in "".join(source.text for source in base.passages("river", top_k=20))
+
+
+def test_an_old_place_that_is_still_listed_goes_when_the_moved_file_changes(base, folder, tmp_path):
+    copied = tmp_path / "copied.txt"
+    copied.write_text(text(1))
+    base.add(folder, copied)
+    (folder / "disk" / "a.txt").unlink()
+    copied.write_text(text(7))
+    assert base.add(copied).removed == (f"{folder}/disk/a.txt",)
+
+
+def test_a_copy_of_an_attachment_is_no_move(base, tmp_path):
+    message = files.mail()
+    message.add_attachment(text(1), filename="one.txt")
+    (tmp_path / "m.eml").write_bytes(bytes(message))
+    base.add(tmp_path / "m.eml")
+    (tmp_path / "one.txt").write_bytes(message.get_payload(1).get_payload(decode=True))
+    report = base.add(tmp_path / "one.txt")
+    assert (report.removed, len(report.copies)) == ((), 1)
+    (tmp_path / "m.eml").rename(tmp_path / "n.eml")
+    assert base.add(tmp_path / "n.eml").removed == (f"{tmp_path}/m.eml", f"{tmp_path}/m.eml/one.txt")

@@ -148,7 +148,9 @@ class IndexRun:
         occupied = {*files, *(folder for path in found for folder in path.parents)}
         self._remove_vanished(paths, files, None if allow_empty else occupied)
         indexed = self._index.rows_by_version()
+        self._remove_moved(files)  # before a file changes that was moved earlier
         self._read_and_commit(files, indexed, only)
+        self._remove_moved(files)
         visible = self._state.documents.visible_versions()
         if tally.chunks or indexed.keys() - visible:
             self._index.sweep(visible, SWEEP_GRACE_S)
@@ -161,7 +163,7 @@ class IndexRun:
             chunks=tally.chunks,
             notes=tuple(tally.notes),
             copies=self._copies({*tally.added, *tally.changed}),
-            kept=tuple(sorted(tally.kept)),
+            kept=tuple(sorted(tally.kept.difference(tally.removed))),
         )
 
     def _copies(self, sources: Set[str]) -> tuple[CopiedDocument, ...]:
@@ -200,6 +202,23 @@ class IndexRun:
         if occupied is not None:
             self._tally.kept = {each for each in vanished if _existing_folder(each) not in occupied}
         self._drop(vanished.difference(self._tally.kept))
+
+    def _remove_moved(self, files: Sequence[Path]) -> None:
+        """Remove the documents whose files are gone and whose bytes are in one of these files: they were moved there.
+
+        Otherwise their text would be found under the old name, even after the file has changed.
+        """
+        present = {str(path) for path in files}
+        listed = self._state.documents.all_documents()
+        shared = {each.digest for each in listed if each.same_as}
+        documents = [each for each in listed if each.digest in shared]
+        outer = {each.source: _outer_file(each.source) for each in documents}
+        here = {each.digest for each in documents if outer[each.source] in present}
+        self._drop(
+            each.source
+            for each in documents
+            if each.digest in here and outer[each.source] not in present and is_gone(outer[each.source])
+        )
 
     def _read_and_commit(
         self, files: Sequence[Path], indexed: dict[str, int], only: Set[Path] | None
