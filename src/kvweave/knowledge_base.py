@@ -187,7 +187,7 @@ class KnowledgeBase:
         if versions and self.metadata.get("dimensions"):
             self.components.index.delete(versions, before_s=began_s)
             self.components.index.sweep(self.state.documents.visible_versions(), SWEEP_GRACE_S)
-        self.state.empty_conversations()
+        self.state.forget_removed_text()
         return sources
 
     def remove_all(self) -> list[str]:
@@ -206,7 +206,7 @@ class KnowledgeBase:
             self.metadata.clear()
             store.clear()
         self.components.forget()
-        self.state.empty_conversations()
+        self.state.forget_removed_text()
         return removed
 
     def follow(

@@ -75,7 +75,7 @@ class Indexer:
         with reporting(progress):
             report = IndexRun(self, progress, wait=wait).add(paths, only, allow_empty=allow_empty)
             if report.changed or report.removed:
-                self.state.empty_conversations()
+                self.state.forget_removed_text()
             if wait:
                 done = self.preparer.run(progress)
                 report = replace(report, chunk_kv_computed=done.computed, chunk_kv_left_out=done.left_out)
@@ -140,7 +140,8 @@ class IndexRun:
         self, paths: Sequence[Path], only: Set[Path] | None = None, *, allow_empty: bool = False
     ) -> AddReport:
         """Read and commit the documents that have changed; see `Indexer.add`."""
-        tally = self._tally
+        tally, began_s = self._tally, time.time()
+        before = self._state.documents.visible_versions()
         every, skipped = find_files(paths)
         files = [path for path in every if not path.is_relative_to(self._own_folder)]
         tally.skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
@@ -152,7 +153,8 @@ class IndexRun:
         self._read_and_commit(files, indexed, only)
         self._remove_moved(files)
         visible = self._state.documents.visible_versions()
-        if tally.chunks or indexed.keys() - visible:
+        self._index.delete(before - visible, before_s=began_s)
+        if tally.chunks or indexed.keys() - visible or self._index.has_old_files:
             self._index.sweep(visible, SWEEP_GRACE_S)
         return AddReport(
             added=tuple(tally.added),
