@@ -86,3 +86,8 @@ def test_home_from_the_environment():
 def test_a_wrong_setting_is_named(tmp_path, environment, given, message):
     with pytest.raises(InvalidRequest, match=message):
         read_config(tmp_path, environment, **given)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "config.toml").write_text("top_k = 3\n", encoding="utf-8-sig")
+    assert read_config(tmp_path, {}).retrieval.top_k == 3

@@ -210,3 +210,26 @@ def test_freed_memory_is_shared_and_returned_unless_the_user_chose_otherwise(tmp
     arenas, mapped = arenas_and_mapped(MALLOC_ARENA_MAX="7", MALLOC_MMAP_THRESHOLD_=str(32 << 20))
     assert arenas > 2
     assert not mapped
+
+
+@pytest.mark.parametrize(("given", "passive"), [({}, True), ({"OMP_WAIT_POLICY": "active"}, False)])
+def test_the_threads_of_a_command_and_of_its_processes_wait_passively_unless_told_otherwise(given, passive):
+    code = """
+import subprocess, sys
+from kvweave.__main__ import main
+sys.argv = ["kvweave", "--version"]
+try:
+    main()
+finally:
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "GOMP_SPINCOUNT = " in done.stderr
+    assert ("GOMP_SPINCOUNT = '0'" in done.stderr) == passive  # how often a thread looks before it sleeps

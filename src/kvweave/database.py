@@ -153,6 +153,10 @@ class Database:
         with self._session() as session, self._translated_errors():
             return session.connection.execute(sql, values).fetchall()
 
+    def empty_log(self) -> None:
+        """Write the write-ahead log into the file and empty it; without effect while other processes keep it in use."""
+        self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close every connection; using the database afterwards raises StoreError."""
         if self._forked:
@@ -280,6 +284,8 @@ class _Session:
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self.connection.execute("PRAGMA foreign_keys = ON")
+        # What is deleted is overwritten. Not every build of SQLite does so by itself.
+        self.connection.execute("PRAGMA secure_delete = ON")
 
     @property
     def busy(self) -> bool:

@@ -120,10 +120,12 @@ class KnowledgeBase:
         progress: Progress = no_progress,
         wait: bool = True,
         only: Set[Path] | None = None,
+        allow_empty: bool = False,
     ) -> AddReport:
         """Index what is new or changed in files and folders: read, chunk, embed, compute chunk KV.
 
-        A file that vanished from a folder given again is removed. Safe to interrupt: finished work is kept, and the
+        A document is removed if its file vanished from a folder given again, or was moved to a path given now. If the folder has no
+        files at all any more, its disk may not be mounted: its documents are kept and reported. Safe to interrupt: finished work is kept, and the
         next `add` continues.
 
         Args:
@@ -132,12 +134,13 @@ class KnowledgeBase:
             wait: return when chunk KV is computed too. Otherwise return once the documents can be asked about, and leave the
                 rest to `prepare`, a server's idle time or `kvweave add`.
             only: absolute paths of the files that may have changed; None if any may.
+            allow_empty: remove the documents of a folder without files, too.
 
         Raises PathNotFound, InvalidRequest, KnowledgeBaseMismatch.
         """
         existing = existing_paths(paths)
         with self.requests.start():
-            return self._indexer.add(existing, progress, wait=wait, only=only)
+            return self._indexer.add(existing, progress, wait=wait, only=only, allow_empty=allow_empty)
 
     def prepare(self, progress: Progress = no_progress, *, wait: bool = True) -> PrepareReport:
         """Compute the chunk KV that is missing, yielding to requests.
@@ -179,7 +182,7 @@ class KnowledgeBase:
         if versions and self.metadata.get("dimensions"):
             self.components.index.delete(versions, before_s=began_s)
             self.components.index.sweep(self.state.documents.visible_versions(), SWEEP_GRACE_S)
-        self.state.empty_conversations()
+        self.state.forget_removed_text()
         return sources
 
     def remove_all(self) -> list[str]:
@@ -198,7 +201,7 @@ class KnowledgeBase:
             self.metadata.clear()
             store.clear()
         self.components.forget()
-        self.state.empty_conversations()
+        self.state.forget_removed_text()
         return removed
 
     def follow(
@@ -206,11 +209,12 @@ class KnowledgeBase:
         *folders: str | Path,
         stop: threading.Event | None = None,
         progress: Progress = no_progress,
+        allow_empty: bool = False,
     ) -> Iterator[AddReport]:
-        """Add the folders, then watch them: yield a report of each until `stop` is set; see `documents.file_watch.follow`."""
+        """Add the folders, then watch them: yield a report of each until `stop` is set; see `add`, `documents.file_watch.follow`."""
         from kvweave.documents.file_watch import follow
 
-        return follow(self.add, self.folder.parent, folders, stop, progress)
+        return follow(partial(self.add, allow_empty=allow_empty), self.folder.parent, folders, stop, progress)
 
     def document_text(self, source: str) -> str:
         """Return the text of a document as it was indexed; what no chunk covers, such as blank lines, comes back as line ends.

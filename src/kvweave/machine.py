@@ -7,6 +7,9 @@ a CPU computes in hardware is found here. Loads no other part of kvweave, and Py
 Every thread that runs a parallel operation gets helper threads of its own, and keeps them. As soon as there are more of them
 than cores, GNU OpenMP no longer lets any of them wait actively, and passes of the model take up to half as long again
 (`lab/experiments/helper_threads.py`). So threads beside the one that runs passes compute without helpers.
+
+An active wait also takes a core from whoever would end it. Beside other programs that use every core, products of two threads took 20
+to 60 times as long. So the `kvweave` command sets OMP_WAIT_POLICY to `passive` (`cli/app.py`), and its processes inherit it.
 """
 
 import ctypes

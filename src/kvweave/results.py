@@ -331,7 +331,8 @@ class AddReport:
     """The result of one `add`: the sources by outcome, the number of chunks, and the chunk KV computed or over the store's limit.
 
     `notes` and `copies` are about the added and changed documents. `chunk_kv_waiting` chunks are still to be prepared; questions can
-    already use them. `vectors_waiting` of them are found only by their words until their vectors are computed.
+    already use them. `vectors_waiting` of them are found only by their words until their vectors are computed. `kept` are documents
+    whose files are gone, and which stay because their folder is empty now.
     """
 
     added: tuple[str, ...] = ()
@@ -347,6 +348,7 @@ class AddReport:
     copies: tuple[CopiedDocument, ...] = ()
     chunk_kv_waiting: int = 0
     vectors_waiting: int = 0
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,16 @@ import os
 import re
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 import pytest
 
+from kvweave.cli.preparation import sentence
 from kvweave.files import try_lock
 from kvweave.server.chunk_worker import start_detached
+from kvweave.state.preparation import PreparationStatus
 from support.processes import python_program
 
 GLORRIC = "What is the password of Glorric?"
@@ -55,10 +58,9 @@ def test_add_returns_and_a_process_prepares_the_chunks(command, documents, start
     added = command.json("add", documents)
     assert added["chunk_kv_waiting"] == added["chunks"] > 3
     assert (added["chunk_kv_computed"], added["preparation"]["by"]) == (0, "process")
-    assert 0 < added["preparation"]["unprepared_s"] < 60
+    assert added["preparation"]["unprepared_s"] is None  # nothing was measured yet
     left = added["preparation"]["status"]
-    assert left["left_s"] > 0
-    assert not left["measured"]  # but for a short pass
+    assert left["left_s"] is None
     (process,) = started
     assert added["preparation"]["process"] == process.pid
     assert command.json("ask", GLORRIC)["text"] == "walnut"
@@ -76,6 +78,12 @@ def test_add_returns_and_a_process_prepares_the_chunks(command, documents, start
     assert started == [process]
 
 
+def test_the_time_that_is_left_is_told_if_it_was_measured():
+    status = PreparationStatus(9, 1, 1, 31.0, 4711)
+    assert sentence(status).startswith("1 chunk is still to be prepared, about 31 s (1 have no KV yet); ")
+    assert sentence(replace(status, left_s=None)).startswith("1 chunk is still to be prepared (1 have")
+
+
 def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tmp_path, monkeypatch):
     def refuse(words, given):
         raise OSError("no more processes")
@@ -91,10 +99,8 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     assert "vectors: none yet" in found
     explained = command("ask", GLORRIC, "--explain").stdout
     assert "chunks have no vector yet: words alone could find them" in explained
-    assert re.search(
-        r"asked about now: .*; until they are prepared, an answer begins after about \d+ s\n", added
-    )
-    assert "are still to be prepared, at least" in added
+    assert "asked about now: kvweave ask 'QUESTION'\n" in added
+    assert "chunks are still to be prepared; no process" in added  # no time before it was measured
     assert "no process is preparing them (no process could be started: no more processes)" in added
     lock = tmp_path / "home" / "kb" / "default" / "prepare.lock"
     for words, pipe in ((("ls",), "stderr"), (("cache", "stats"), "stdout"), (("doctor",), "stdout")):
@@ -108,6 +114,9 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
             "no process is preparing them" in command("add", documents, "--recipe", "reuse").stdout
         )  # it prepares for another
     assert "KV computed for 0" not in command("add", documents, "--wait").stdout
+    (documents / "new.txt").write_text("The bell rings at noon in the north.")
+    added = command("add", documents).stdout
+    assert re.search(r"; until they are prepared, an answer begins after about \d+ s\n", added)
     assert "vectors: none yet" not in command("search", GLORRIC).stdout
     assert "no process works on it now" in command("ls").stderr  # the other recipe's
     command("add", documents, "--wait", "--recipe", "reuse")

@@ -198,6 +198,51 @@ def test_stored_results_are_read_and_not_counted(tmp_path):
     assert document.notes == ()
 
 
+def test_error_cells_read_as_they_show(tmp_path):
+    import xlsxwriter
+
+    path = tmp_path / "a.xlsx"
+    with xlsxwriter.Workbook(path) as book:
+        sheet = book.add_worksheet()
+        for row, values in enumerate([("Item", "Price"), ("Canoe", "#N/A"), ("Paddle", "#DIV/0!")]):
+            sheet.write(row, 0, values[0])
+            if row:
+                sheet.write_formula(row, 1, "=1/0", None, values[1])
+            else:
+                sheet.write(row, 1, values[1])
+    document = read_document(path)
+    assert document.text.endswith("Item\tPrice\nCanoe\t#N/A\nPaddle\t#DIV/0!\n\n")
+    assert document.notes == ()
+
+
+def test_workbooks_of_libreoffice_are_read(tmp_path):
+    rows = [("Ship", "Fee"), ("Albatros", "lantern")]
+    cells = "".join(
+        "<table:table-row>"
+        + "".join(
+            f'<table:table-cell office:value-type="string"><text:p>{each}</text:p></table:table-cell>'
+            for each in row
+        )
+        + "</table:table-row>"
+        for row in rows
+    )
+    namespace = "urn:oasis:names:tc:opendocument:xmlns"
+    content = (
+        f'<office:document-content xmlns:office="{namespace}:office:1.0" xmlns:table="{namespace}:table:1.0"'
+        f' xmlns:text="{namespace}:text:1.0"><office:body><office:spreadsheet><table:table table:name="Fees">{cells}'
+        "</table:table></office:spreadsheet></office:body></office:document-content>"
+    )
+    kind = "application/vnd.oasis.opendocument.spreadsheet"
+    manifest = (
+        f'<manifest:manifest xmlns:manifest="{namespace}:manifest:1.0"><manifest:file-entry manifest:full-path="/"'
+        f' manifest:media-type="{kind}"/></manifest:manifest>'
+    )
+    data = zip_of(**{"mimetype": kind, "META-INF/manifest.xml": manifest, "content.xml": content})
+    document = read_document(written(tmp_path, "a.ods", data))
+    assert document.text == "Fees\n\nShip\tFee\nAlbatros\tlantern\n\n"
+    assert headings(document)["Ship\tFee"] == ("Fees",)
+
+
 def test_workbooks_with_odd_styles_or_strict_namespaces_are_read(tmp_path):
     main = b"http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     related = b"http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -266,6 +311,34 @@ def test_formulas_of_word_are_typed_out(tmp_path, formula, text):
     within = f"<w:p>{run('Here ')}<m:oMath>{formula}</m:oMath>{run(' is it.')}</w:p>"
     document = read_document(written(tmp_path, "a.docx", word_xml(alone + within)))
     assert document.text == f"{text}\n\nHere {text} is it.\n"
+
+
+@pytest.mark.parametrize("has_alternative", [True, False])
+def test_formulas_of_slides_are_typed_out(tmp_path, has_alternative):
+    formula = f"<m:sSup><m:e>{math_run('x')}</m:e><m:sup>{math_run('2')}</m:sup></m:sSup>"
+    typed = (
+        '<a14:m xmlns:a14="http://schemas.microsoft.com/office/drawing/2010/main"><m:oMathPara'
+        f' xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:oMath>{formula}</m:oMath></m:oMathPara></a14:m>'
+    )
+    words = "The harbour opens at six."
+    data = replaced(
+        files.pptx(),
+        (
+            f"<a:r><a:t>{words}</a:t></a:r>".encode(),
+            f"<a:r><a:t>Here </a:t></a:r>{typed}<a:r><a:t> is it.</a:t></a:r>".encode(),
+        ),
+    )
+    if has_alternative:
+        slide = zipfile.ZipFile(io.BytesIO(data)).read("ppt/slides/slide1.xml")
+        shape = slide[slide.rindex(b"<p:sp>") : slide.rindex(b"</p:sp>") + len(b"</p:sp>")]
+        both = (
+            b'<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice'
+            b' xmlns:a14="http://schemas.microsoft.com/office/drawing/2010/main" Requires="a14">'
+            + shape
+            + b"</mc:Choice><mc:Fallback/></mc:AlternateContent>"
+        )
+        data = replaced(data, (shape, both))
+    assert "Here x^2 is it.\n" in read_document(written(tmp_path, "a.pptx", data)).text
 
 
 def test_powers_and_merged_cells_of_word(tmp_path):

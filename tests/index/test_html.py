@@ -167,3 +167,13 @@ def test_any_markup_is_read(parts: list[str]) -> None:
     assert isinstance(page.text, str)
     assert isinstance(page.title, str)
     assert all(0 <= section.start <= len(page.text) for section in page.sections)
+
+
+def test_a_heading_over_several_lines_keeps_its_words_apart() -> None:
+    page = read_html("<h1>pub fn new() -> Error<div>where E: Copy</div></h1><p>Makes one.</p>")
+    assert [section.heading for section in page.sections] == [("pub fn new() -> Error where E: Copy",)]
+
+
+def test_a_section_that_begins_with_a_list_begins_at_its_dash() -> None:
+    page = read_html("<h1>Fees</h1><table><tr><td>a<tr><td>b</table><ul><li>one</ul>")
+    assert page.text[page.sections[-1].start :] == "- one\n"

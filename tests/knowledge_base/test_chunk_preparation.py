@@ -12,6 +12,7 @@ from kvweave.documents import chunk_preparation, indexing
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.errors import StoreFull, StoreReadOnly
 from kvweave.kvstore.tiers.disk import EntryFiles
+from kvweave.recipes.offline import PreparationStep
 from kvweave.state.active_requests import RequestGuard
 from support import tiny_kb
 from support.killed_processes import victims
@@ -66,8 +67,7 @@ def test_documents_are_answered_from_before_their_chunks_are_prepared(base, docu
     assert report.chunk_kv_computed == 0
     status = base.preparation.status()
     assert (status.chunks, status.left, status.left_without_kv, status.process) == (18, 18, 18, None)
-    assert status.left_s > 0
-    assert not status.measured
+    assert status.left_s is None  # nothing was measured yet
     before = base.ask(QUESTION)
     assert origins(before) == {"fresh"}
     assert before.text == base.ask(QUESTION, recipe="full").text
@@ -81,7 +81,29 @@ def test_documents_are_answered_from_before_their_chunks_are_prepared(base, docu
     assert again.chunk_kv_waiting == 0
     (documents / "0.txt").write_text(tiny_kb.text(8))
     assert base.add(documents, wait=False).chunk_kv_waiting == 3
-    assert base.preparation.status().measured
+    assert base.preparation.status().left_s > 0
+
+
+@pytest.mark.parametrize(("earlier", "now"), [(1000.0, 10.0), (10.0, 1000.0)])
+def test_the_time_that_is_left_is_estimated_from_what_this_run_has_taken(
+    base, documents, monkeypatch, earlier, now
+):
+    clock, tokens_per_s, compute = [0.0], [earlier], PreparationStep.compute
+
+    def timed(step, ctx, chunks):
+        clock[0] += sum(map(len, chunks)) / tokens_per_s[0]
+        return compute(step, ctx, chunks)
+
+    monkeypatch.setattr(PreparationStep, "compute", timed)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(chunk_preparation, "BATCH_CHUNKS", 1)
+    base.add(documents, wait=False)
+    for tokens_per_s[0] in (earlier, now):  # as on an idle machine, and beside other programs
+        with pytest.raises(Stop):
+            base.prepare(stop_after(2))
+    status = base.preparation.status()
+    tokens = sum(chunk.kv_tokens for chunk in base.state.documents.all_chunks()) * status.left / 18
+    assert tokens / now / 2 < status.left_s < tokens / now * 2
 
 
 def test_the_plainest_kv_of_every_chunk_comes_first_and_is_used_at_once(tiny, tmp_path, documents):

@@ -78,7 +78,8 @@ def test_attachments_come_stay_change_and_go_with_their_mail(base, folder):
     assert sources(base) == [str(path), f"{path}/three.txt", f"{path}/two.txt"]
     assert "third" in base.document_text(f"{path}/three.txt")
     path.unlink()
-    assert len(base.add(folder).removed) == 3
+    assert base.add(folder).kept == (str(path), f"{path}/three.txt", f"{path}/two.txt")
+    assert len(base.add(folder, allow_empty=True).removed) == 3
     write(two="The second text.")
     base.add(folder)
     assert base.remove(path) == [str(path), f"{path}/two.txt"]

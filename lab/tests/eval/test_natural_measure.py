@@ -20,7 +20,7 @@ from kvweave_lab.eval.natural.prompts import make_prompt, no_context
 from kvweave_lab.eval.natural.rows import comparisons, gap, summary_rows
 from kvweave_lab.eval.natural.run import NaturalBenchmark, Request, chosen_candidates, read_request_set
 from kvweave_lab.eval.runner import Candidate
-from lab_support.natural_set import WordEncoder, library_of, write_set
+from lab_support.natural_set import QUESTIONS, WordEncoder, library_of, write_set
 
 REUSE = Candidate(recipe_named("reuse"), 0.0)
 
@@ -181,7 +181,7 @@ def test_a_limit_begins_with_the_same_questions_and_prompts_that_are_too_long_ar
 
 
 def test_what_cannot_run_is_refused(adapter, tmp_path):
-    with pytest.raises(InvalidRequest, match="there is no kind 'easy'"):
+    with pytest.raises(InvalidRequest, match="the set has no kind 'easy'; choose from "):
         read_request_set(request(tmp_path, kinds=("easy",)))
     with pytest.raises(InvalidRequest, match="there is no split 'train'"):
         read_request_set(request(tmp_path, split="train"))
@@ -190,6 +190,15 @@ def test_what_cannot_run_is_refused(adapter, tmp_path):
     long = request(tmp_path, examples=3)
     with pytest.raises(PromptTooLong, match="no prompt fits the model"):
         NaturalBenchmark(adapter, long, read_request_set(long), WordEncoder()).run()
+
+
+def test_any_word_is_a_kind_with_results_of_its_own(adapter, tmp_path):
+    (own := tmp_path / "own").mkdir()
+    folder, file = write_set(own, [{**each, "kind": "billing"} for each in QUESTIONS if each["answers"]])
+    asked = request(tmp_path, documents=folder, questions=file, recipes=(), lengths=(64,), kinds=("billing",))
+    done = NaturalBenchmark(adapter, asked, read_request_set(asked), WordEncoder()).run()
+    assert {row.prompts for row in done.subsets["billing"]} == {row.prompts for row in done.rows}
+    assert set(done.subsets) <= {"all evidence", "billing"}
 
 
 def test_every_recipe_runs_by_default_and_combined_with_a_preparation():

@@ -9,6 +9,8 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvweave.knowledge_base import KnowledgeBase
     from kvweave.results import AddReport, SkippedFile
     from kvweave.server.chunk_worker import Worker
@@ -32,6 +34,12 @@ def add(
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow changes in the folders until Ctrl-C.")
     ] = False,
+    allow_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-empty", help="Remove the documents of a folder that has no files any more, too."
+        ),
+    ] = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -43,25 +51,25 @@ def add(
 
     with options.make_kb() as base:
         if watch:
-            _watch(paths, base, options, json, quiet)
+            _watch(base.follow(*paths, allow_empty=allow_empty), base, options, json, quiet)
             return
         with progress_bar(quiet or json) as report:
-            done = base.add(*paths, progress=report, wait=False)
+            done = base.add(*paths, progress=report, wait=False, allow_empty=allow_empty)
             done, worker = _prepare(done, base, options, report)
     _print(done, worker, json)
 
 
 def _watch(
-    paths: list[str], base: "KnowledgeBase", options: opt.SharedOptions, json: bool, quiet: bool
+    reports: "Iterator[AddReport]", base: "KnowledgeBase", options: opt.SharedOptions, json: bool, quiet: bool
 ) -> None:
     """Print a report of the folders, then one of each change."""
     from kvweave.cli.output import STDERR
     from kvweave.state.knowledge_base_state import no_progress
 
     try:
-        for number, found in enumerate(base.follow(*paths)):
+        for number, found in enumerate(reports):
             done, worker = _prepare(found, base, options, no_progress)
-            if not number or done.added or done.changed or done.removed:
+            if not number or done.added or done.changed or done.removed or done.kept:
                 _print(done, worker, json)
             if not number and not quiet:
                 STDERR.print("watching for changes; Ctrl-C ends it")
@@ -118,6 +126,14 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
             for each in done.copies
         ),
     ]
+    if done.kept:
+        lines.append(
+            (
+                "note",
+                f"{len(done.kept)} documents stay, although their folder has no files any more, such as {done.kept[0]}: its disk "
+                "may not be mounted. To remove them, add the folder with --allow-empty",
+            )
+        )
     for what, line in lines:
         STDERR.print(Text.assemble((f"{what} ", "yellow"), line), soft_wrap=True)
     counts = [

@@ -1,5 +1,6 @@
 """The `kvweave` command: loads the named command, from kvweave or a plugin, and prints every expected error as one line."""
 
+import io
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvweave.cli.interrupted import interrupt_behind, message
+from kvweave.cli.terminal import harmless
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.plugins import more_in_lab, plugins
 from kvweave.version import __version__
@@ -85,6 +87,9 @@ def _command(name: str, target: Any) -> Any:
 
 
 INTERRUPTED = 130
+
+ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+"""Variables of each command and of the processes that it starts, unless the user has set them; see `machine.py` on waiting."""
 
 app = typer.Typer(
     name="kvweave",
@@ -166,8 +171,13 @@ def _counts(path: Path) -> str:
 
 def main() -> None:
     """Run the command line. The exit code is 1 for an expected error, 2 for wrong usage and 130 on Ctrl-C."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    for name, value in ENVIRONMENT.items():  # before PyTorch is imported, whose OpenMP reads them once
+        os.environ.setdefault(name, value)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    if isinstance(sys.stdout, io.TextIOWrapper):  # of another encoding than Unicode's: as standard error does
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
     except SystemExit as stop:
@@ -186,8 +196,15 @@ def main() -> None:
             )
         if not isinstance(error, KvweaveError | OSError):
             raise
-        _print(f"{typer.style('error:', fg='red', bold=True)} {error}")
+        _print(f"{typer.style('error:', fg='red', bold=True)} {harmless(str(error))}")
         sys.exit(1)
+
+
+class _Formatter(logging.Formatter):
+    """Prints symbols in place of control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
 
 def _print(line: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.terminal import echo
 
 if TYPE_CHECKING:
     from kvweave.options import AskKeywords
@@ -81,7 +82,7 @@ def _ask_here(
         stream = base.stream(question, **given)
         for piece in stream:
             if not quiet:
-                typer.echo(piece, nl=False)
+                echo(piece, end="")
         return stream.answer, stream.explain() if explain else ()
 
 
@@ -100,7 +101,7 @@ def _ask_server(
         with server.client:
             for piece in stream:
                 if not quiet:
-                    typer.echo(piece, nl=False)
+                    echo(piece, end="")
                     printed = True
             return stream.answer, stream.tokens
     except (ServerUnavailable, ServerRefused) as error:
@@ -127,14 +128,14 @@ def _print_answer(
         used = {"server": server.facts()} if server.url and (explain or not server.unused) else {}
         print_json({**facts(answer), **({"tokens": tokens} if explain else {}), **used})
         return
-    typer.echo()
+    echo()
     _print_sources(answer)
     if explain:
         from kvweave.cli.explain import print_explanation
 
         print_explanation(answer, tokens)
         if server.line:
-            typer.echo(server.line)
+            echo(server.line)
 
 
 def _print_sources(answer: "Answer") -> None:

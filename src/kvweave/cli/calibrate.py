@@ -92,7 +92,7 @@ def _read(path: Path) -> list[str]:
 
     found: dict[str, None] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{path} is no text in UTF-8: {error}") from error
     for number, line in enumerate(lines, 1):

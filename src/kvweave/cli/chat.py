@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.terminal import echo
 
 if TYPE_CHECKING:
     from kvweave.server.choice import ServerChoice
@@ -44,12 +45,12 @@ def chat(
         talk = _Talk(options, name, server, stack, new=new)
         for question in _lines():
             for piece in talk.send(question):
-                typer.echo(piece, nl=False)
-            typer.echo()
+                echo(piece, end="")
+            echo()
             who = server.line or "answered by this process"
             if explain and who != printed:
                 printed = who
-                typer.echo(who, err=True)  # a pipe may read the answers from standard output
+                echo(who, err=True)  # a pipe may read the answers from standard output
 
 
 class _Talk:
@@ -109,7 +110,7 @@ def _lines() -> Iterator[str]:
     """Yield the lines of standard input up to an empty one."""
     while True:
         if sys.stdin.isatty():
-            typer.echo("> ", nl=False)
+            echo("> ", end="")
         line = sys.stdin.readline().strip()
         if not line:
             return

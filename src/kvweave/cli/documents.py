@@ -7,6 +7,7 @@ import typer
 
 from kvweave.cli import options as opt
 from kvweave.cli.preparation import sentence
+from kvweave.cli.terminal import echo
 
 if TYPE_CHECKING:
     from kvweave.index.documents import ListedDocument
@@ -26,9 +27,10 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     if not sys.stdout.isatty() and not json:  # for grep and cut: complete lines, without importing rich
         for document in documents:
             doubts = [doubt] if (doubt := _doubts(document)) else []
-            print(document.source, document.title, document.chunks, document.tokens, *doubts, sep="\t")
+            row = (document.source, document.title, document.chunks, document.tokens, *doubts)
+            echo("\t".join(map(str, row)))
         if left:
-            print(left, file=sys.stderr)
+            echo(left, err=True)
         return
     from rich.table import Table
     from rich.text import Text

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvweave.cli.output import STDOUT, say, seconds
+from kvweave.cli.terminal import harmless
 from kvweave.results import Answer, AnswerCacheHit, ExplainedToken, PlanSpan, TokenOrigin
 
 _STYLES: Final[dict[TokenOrigin, tuple[str, str]]] = {
@@ -19,15 +20,6 @@ _STYLES: Final[dict[TokenOrigin, tuple[str, str]]] = {
     "fresh": ("magenta", "had no stored KV: computed"),
 }
 """The colour and the meaning of each origin."""
-
-# Control characters of a text are printed as Unicode's symbols for them.
-_VISIBLE: Final[dict[int, str | int]] = {
-    **{number: 0x2400 + number for number in range(0x20)},
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-    0x7F: 0x2421,
-    ord("\t"): "\t",
-    ord("\n"): "↵\n",
-}
 
 
 def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
@@ -40,7 +32,7 @@ def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
     _print_prompt(answer, tokens)
     if answer.reasoning:
         STDOUT.print(Text("── thoughts", style="dim"))
-        STDOUT.print(Text(answer.reasoning.translate(_VISIBLE | {ord("\n"): "\n"})), soft_wrap=True)
+        STDOUT.print(Text(answer.reasoning), soft_wrap=True)
     STDOUT.print()
     _print_origins(tokens)
     STDOUT.print()
@@ -60,7 +52,7 @@ def _print_prompt(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
         if span.tokens:
             STDOUT.print(Text(f"── {_title(span, answer)}", style="dim"), soft_wrap=True)
             pieces = [
-                (token.text.translate(_VISIBLE), _STYLES[token.origin][0])
+                (harmless(token.text).replace("\n", "↵\n"), _STYLES[token.origin][0])
                 for token in tokens[span.start : span.end]
             ]
             text = Text.assemble(*pieces)

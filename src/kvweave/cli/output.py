@@ -2,12 +2,15 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from kvweave.cli.terminal import harmless
 
 if TYPE_CHECKING:
     from kvweave.results import Source
@@ -16,15 +19,26 @@ if TYPE_CHECKING:
 _PIPED_WIDTH = 200
 """Columns of tables that a pipe or a log reads; without a terminal there is no width to ask for."""
 
-STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-STDERR = Console(stderr=True, highlight=False)
+
+class _HarmlessConsole(Console):
+    """Prints symbols in place of control characters in a text; its own colours and cursor movements remain."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as the base class does."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
+STDOUT = _HarmlessConsole(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+STDERR = _HarmlessConsole(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
     from kvweave.facts import facts
 
-    typer.echo(json.dumps(facts(value), ensure_ascii=False, indent=2))
+    ascii_only = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    typer.echo(json.dumps(facts(value), ensure_ascii=ascii_only, indent=2))
 
 
 def say(line: str, style: str | None = None) -> None:

@@ -92,7 +92,8 @@ def _named(process: int | None) -> str:
 
 def _rest(status: "PreparationStatus") -> str:
     chunks = "1 chunk is" if status.left == 1 else f"{status.left} chunks are"
-    return f"{chunks} still to be prepared, {'about' if status.measured else 'at least'} {duration(status.left_s)}"
+    about = "" if status.left_s is None else f", about {duration(status.left_s)}"
+    return f"{chunks} still to be prepared{about}"
 
 
 def duration(seconds: float) -> str:

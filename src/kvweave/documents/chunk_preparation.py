@@ -28,7 +28,7 @@ from kvweave.results import PrepareReport
 from kvweave.state.components import Components, ListedCorpus
 from kvweave.state.knowledge_base_state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
 from kvweave.state.metadata import KBMetadata
-from kvweave.state.preparation import PASS, Preparation, PreparationStatus
+from kvweave.state.preparation import Preparation, PreparationStatus
 
 if TYPE_CHECKING:
     from kvweave.state.active_requests import RequestGuard
@@ -39,8 +39,6 @@ _TOGETHER_CHUNKS: Final = 64
 """Batch size for results that depend on which chunks are prepared together."""
 _BLOCK_TOKENS: Final = 256
 """Rows that run at once. Fewer are much slower; a waiting request waits for one layer of them, which is short."""
-_PROBE_TOKENS, _PROBE_S = (32, 128), 0.5
-"""Lengths of two test passes. The longer one runs only if the short one took less than `_PROBE_S`."""
 _LIST_S: Final = 10.0
 """Seconds after which the list of missing entries is made again: requests may have retrieved other chunks by then."""
 _RECORD_S: Final = 2.0
@@ -113,7 +111,7 @@ class ChunkPreparer:
         return self._state.documents.without_vector_count()
 
     def left(self) -> tuple[PreparationStatus, int]:
-        """Find and record the remaining work and its estimated time; the first estimate runs a short pass of the model.
+        """Find and record the remaining work and its estimated time.
 
         Returns:
             The recorded status, and how many chunks exceed the store's limit.
@@ -127,9 +125,6 @@ class ChunkPreparer:
             else:
                 self._preparation.unmark(changed_s)
         if batches:
-            first = batches[0]
-            if all(self._preparation.rate(kind, first.model) is None for kind in (PASS, first.kind)):
-                self._measure_pass(first)
             self._record_left(batches)
         return self._preparation.status(), len(passed_over)
 
@@ -315,31 +310,17 @@ class ChunkPreparer:
 
     # Estimated time
 
-    def _measure_pass(self, batch: _Batch) -> None:
-        """Record the rate of a short pass over the batch's first chunk."""
-        ids = next(iter(self._ids(batch)), ())
-        seconds = 0.0
-        for tokens in _PROBE_TOKENS:  # the first pass also prepares the kernels
-            if ids and seconds < _PROBE_S:
-                began = time.perf_counter()
-                batch.ctx.adapter.encode(ids[:tokens])
-                seconds = max(1e-6, time.perf_counter() - began)
-                self._preparation.record_rate(PASS, batch.model, len(ids[:tokens]) / seconds)
-
     def _record_left(self, batches: Sequence[_Batch]) -> None:
         first = preparation_steps(self._settings.recipe())[0]
-        seconds, measured = 0.0, True
+        seconds: float | None = 0.0
         for kind, model in dict.fromkeys((batch.kind, batch.model) for batch in batches):
             tokens = sum(batch.tokens for batch in batches if batch.kind == kind)
             rate = self._preparation.rate(kind, model)
-            measured = measured and rate is not None
-            rate = rate or self._preparation.rate(PASS, model)  # no kind is faster than a pass
-            seconds += tokens / rate if rate is not None else 0.0
+            seconds = None if seconds is None or rate is None else seconds + tokens / rate
         self._preparation.record_left(
             len({row.kv_digest for batch in batches for row in batch.rows}),
             sum(len(batch.rows) for batch in batches if batch.step == first),
             seconds,
-            measured=measured,
         )
 
 
@@ -364,6 +345,9 @@ class _Run:
         self.done_tokens = self.total_tokens = 0
         self.recorded_s = 0.0
         self._computed: set[str] = set()
+        self._measured: dict[
+            str, tuple[float, float]
+        ] = {}  # kind -> tokens and seconds, recent ones count more
         self._began = time.perf_counter()
 
     def report(self) -> PrepareReport:
@@ -390,11 +374,16 @@ class _Run:
         self.tried |= {(batch.kind, row.kv_digest) for row in batch.rows}
         self.done_tokens += batch.tokens
         self._progress(_STAGE, self.done_tokens, self.total_tokens)
-        before = self._preparation.rate(batch.kind, batch.model)
-        if self.record_is_old or before is None:
-            rate = batch.tokens / max(1e-6, seconds)
-            average = rate if before is None else (before + rate) / 2
-            self._preparation.record_rate(batch.kind, batch.model, average)
+        self._measure(batch, seconds)
+
+    def _measure(self, batch: _Batch, seconds: float) -> None:
+        """Count how long a batch took. Earlier runs do not count: the machine may have been idle then, and be busy now."""
+        tokens_before, seconds_before = self._measured.get(batch.kind, (0.0, 0.0))
+        tokens, seconds = tokens_before + batch.tokens, seconds_before + max(1e-6, seconds)
+        if not seconds_before or self.record_is_old:
+            self._preparation.record_rate(batch.kind, batch.model, tokens / seconds)
+            tokens, seconds = tokens / 2, seconds / 2
+        self._measured[batch.kind] = tokens, seconds
 
     @property
     def _waited_s(self) -> float:

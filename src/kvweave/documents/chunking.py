@@ -4,19 +4,18 @@ Each chunk is tokenized on its own, so it begins and ends at token boundaries. A
 from token ids, and no text is dropped. Chunks cut from a table or an e-mail repeat its head.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
+from kvweave.documents.extracted import section_at
 from kvweave.documents.file_types import SPLIT_AS_MARKDOWN, content_suffix
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import PlainTokenizer
-from kvweave.types import Chunk, Document, Place, Section
+from kvweave.types import Chunk, Document, Place
 
-_START = Section(0)
 _PATH_SEPARATOR = " > "
 
 
@@ -26,26 +25,20 @@ class _Sections:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._sections = sorted(document.sections, key=lambda section: section.start)
-        self._starts = [section.start for section in self._sections]
         self._counted = (0, 1)  # an offset, and the number of its line
-
-    def at(self, offset: int) -> Section:
-        """Return the section around an offset."""
-        number = bisect_right(self._starts, offset) - 1
-        return self._sections[number] if number >= 0 else _START
 
     def place(self, start: int, end: int) -> Place:
         """Return the place of a passage's first word. Calls in reading order are faster."""
         text = self._document.text
         passage = text[start:end]
         first = start + len(passage) - len(passage.lstrip())
-        section = self.at(min(first, max(start, end - 1)))
+        section = section_at(self._sections, min(first, max(start, end - 1)))
         line = self._line(first) if self._document.numbered_lines else None
         return Place(section.page, _PATH_SEPARATOR.join(filter(None, section.heading)), line)
 
     def head_before(self, offset: int) -> str:
         """Return the head for a chunk that starts at this offset, without lines that the chunk itself starts with."""
-        section, text = self.at(offset), self._document.text
+        section, text = section_at(self._sections, offset), self._document.text
         if text[section.start : offset].strip():
             return section.head
         lines = section.head.splitlines(keepends=True)
@@ -59,7 +52,10 @@ class _Sections:
         Such a part is a long section with a head, or what lies between two of them; then the head is empty.
         """
         text, done = self._document.text, 0
-        ends = [*self._starts[1:], len(text)]  # one more than sections if there are none
+        ends = [
+            *(section.start for section in self._sections[1:]),
+            len(text),
+        ]  # one more than sections if there are none
         for section, end in zip(self._sections, ends, strict=False):
             if section.head and is_long(text[section.start : end]):
                 if text[done : section.start].strip():
@@ -138,12 +134,9 @@ class Chunker:
                 head = self._shortened(head)
                 splitter = self._splitter_behind(head)
             for start, end in self._merged(text, self._extents(text, first, last, splitter, head)):
-                if repeated := sections.head_before(start):
-                    repeated = self._shortened(repeated)
-                    for extent in self._fitting(text, start, end, repeated):
-                        yield *extent, repeated
-                else:
-                    yield start, end, ""
+                repeated = self._shortened(sections.head_before(start))
+                for extent in self._fitting(text, start, end, repeated) if repeated else ((start, end),):
+                    yield *extent, repeated
 
     def _is_long(self, text: str) -> bool:
         return self._size(text) > self.chunk_tokens
@@ -185,23 +178,16 @@ class Chunker:
         merged: list[Extent] = []
         blank_start: int | None = None  # of blank text at the document's start
         for start, end in extents:
-            tokens = self._plain.count(text[start:end])
-            if merged and self._joins(text, merged[-1], (start, end), tokens):
-                merged[-1] = (merged[-1][0], end)
+            tokens, before = self._plain.count(text[start:end]), merged[-1][0] if merged else start
+            fits = not text[start:end].strip() and self._plain.count(text[before:end]) <= self.chunk_tokens
+            if merged and (fits or not tokens):
+                merged[-1] = (before, end)
             elif tokens:
                 merged.append((start if blank_start is None else blank_start, end))
                 blank_start = None
             elif blank_start is None:
                 blank_start = start
         return merged
-
-    def _joins(self, text: str, before: Extent, piece: Extent, tokens: int) -> bool:
-        """Return whether a piece is blank and fits into the chunk before."""
-        if tokens == 0:
-            return True
-        if text[slice(*piece)].strip():
-            return False
-        return self._plain.count(text[before[0] : piece[1]]) <= self.chunk_tokens
 
 
 def _size(plain: PlainTokenizer, most: int) -> Callable[[str], int]:

@@ -31,33 +31,27 @@ _MAX_UNKNOWN_SHARE: Final = 0.3
 
 _SAMPLE_BYTES: Final = 1 << 16
 _MAX_GUESS_BYTES: Final = 1 << 20
-_NAMES: Final = {"cp932": "Shift-JIS", "cp874": "Windows-874", "cp949": "EUC-KR", "big5hkscs": "Big5"}
 _READ_AS: Final = {
     "iso8859-1": "cp1252",
     "iso8859-9": "cp1254",
     "iso8859-11": "cp874",
     "tis-620": "cp874",
     "euc_kr": "cp949",
+    "windows-949": "cp949",
     "gb2312": "gb18030",
     "gbk": "gb18030",
-    "shift_jis": "cp932",
-    "big5": "big5hkscs",
-}
-"""For a declared encoding, the larger one that browsers and mail programs read it as (WHATWG's Encoding Standard)."""
-
-_WINDOWS_1252: Final = {
-    byte: character for byte in range(0x80, 0xA0) if (character := bytes([byte]).decode("cp1252", "ignore"))
-}
-"""Its characters in place of control characters. Browsers keep the five bytes that have none."""
-
-_OTHER_LABELS: Final = {
-    "x-sjis": "cp932",
-    "windows-949": "cp949",
     "x-gbk": "gb18030",
+    "shift_jis": "cp932",
+    "x-sjis": "cp932",
+    "big5": "big5hkscs",
     "iso-8859-8-i": "iso8859-8",
 }
-"""Labels in use that Python does not know."""
+"""For a declared encoding, the larger one that browsers and mail programs read it as (WHATWG's Encoding Standard).
 
+Some of the names are unknown to Python.
+"""
+
+_KEEP: Final = "kvweave.keep"
 _DECLARED: Final = re.compile(
     rb"""(?:charset\s*=\s*|encoding\s*=\s*|coding[:=]\s*)["']?([A-Za-z0-9_.:-]{2,40})"""
 )
@@ -78,6 +72,11 @@ class Decoded(NamedTuple):
 
     text: str
     note: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The note, if there is one."""
+        return (self.note,) if self.note else ()
 
 
 def decode(data: bytes) -> Decoded:
@@ -126,12 +125,9 @@ def _decode_unmarked_wide(data: bytes) -> Decoded | None:
         "utf-32-be",
         *likely,
     ):  # few numbers are characters, so UTF-32 is hardly ever a mistake
-        try:
-            text = data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        if _is_printable(text):
-            return Decoded(text)
+        with suppress(UnicodeDecodeError):
+            if _is_printable(text := data.decode(encoding)):
+                return Decoded(text)
     if likely:
         raise UnreadableDocument("it looks like damaged UTF-16 without a byte order mark; save it as UTF-8")
     return None
@@ -149,9 +145,8 @@ def _with_stray_nuls(data: bytes) -> Decoded:
 def _is_printable(text: str) -> bool:
     """Return whether the beginning of a text has hardly any control characters and unassigned code points."""
     beginning = text[:_SAMPLE_BYTES]
-    odd = sum(
-        1 for each in beginning if each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co")
-    )
+    kinds = (unicodedata.category(each) for each in beginning if each not in "\t\n\r\f")
+    odd = sum(kind in ("Cc", "Cn", "Co") for kind in kinds)
     return odd <= _MAX_CONTROL_SHARE * len(beginning)
 
 
@@ -207,30 +202,32 @@ def _escaped_japanese(data: bytes) -> str:
 def codec_of(label: str) -> str:
     """Return Python's codec for a declared encoding, as browsers read it; raises LookupError for an unknown encoding."""
     label = label.strip().lower()
-    name = codecs.lookup(_OTHER_LABELS.get(label, label)).name
+    name = codecs.lookup(_READ_AS.get(label, label)).name
     return _READ_AS.get(name, name)
 
 
 def decode_as(data: bytes, label: str) -> str:
     """Decode in a declared encoding; raises LookupError if it is unknown, UnicodeDecodeError if the bytes do not fit it."""
     codec = codec_of(label)
-    try:
-        return data.decode(codec)
-    except UnicodeDecodeError:
-        if codec != "cp1252":
-            raise
-        return data.decode("latin_1").translate(_WINDOWS_1252)
+    return data.decode(codec, _KEEP if codec == "cp1252" else "strict")
+
+
+def _kept(error: UnicodeError) -> tuple[str, int]:
+    """Return the control characters for the five bytes that Windows-1252 lacks, as browsers do."""
+    assert isinstance(error, UnicodeDecodeError)
+    return error.object[error.start : error.end].decode("latin_1"), error.end
+
+
+codecs.register_error(_KEEP, _kept)
 
 
 def _declared(data: bytes) -> Decoded | None:
     """Decode in the encoding that an HTML, XML or source file declares at its beginning; None if it declares none."""
     for name in _DECLARED.findall(data[:2048]):
-        try:
-            encoding = codec_of(name.decode("ascii"))
-            if encoding not in ("utf-8", "ascii") and not encoding.startswith(("utf-16", "utf-32")):
-                return Decoded(decode_as(data, name.decode("ascii")))
-        except (LookupError, UnicodeDecodeError):
-            continue
+        with suppress(LookupError, UnicodeDecodeError):
+            label = name.decode("ascii")
+            if not codec_of(label).startswith(("utf-8", "ascii", "utf-16", "utf-32")):
+                return Decoded(decode_as(data, label))
     return None
 
 
@@ -239,24 +236,23 @@ def _guessed(data: bytes) -> Decoded:
     only_marks = not data.translate(None, bytes(range(128)) + _QUOTES_AND_DASHES)
     if only_marks and not _WITHIN_OR_LEADING.search(data):
         return Decoded(data.decode("cp1252"))  # these are the same in every Windows-125x
-    encoding, certain = _likeliest(data)
+    label, is_certain = _likeliest(data)
+    note = "" if is_certain else f"encoding uncertain: read as {label}"
     with suppress(UnicodeDecodeError):
-        return Decoded(
-            data.decode(encoding), "" if certain else f"encoding uncertain: read as {_named(encoding)}"
-        )
+        return Decoded(data.decode(codec_of(label)), note)
     if _share(data, _HIGH) > _MAX_UNKNOWN_SHARE:
         raise UnreadableDocument(
             "its encoding is uncertain (neither UTF-8 nor another that fits); save it as UTF-8"
         )
-    if encoding == "cp1252":
-        return Decoded(decode_as(data, encoding), f"encoding uncertain: read as {_named(encoding)}")
+    if label == "Windows-1252":
+        return Decoded(decode_as(data, label), note or f"encoding uncertain: read as {label}")
     text = data.decode("utf-8", "replace")
     unknown = _counted(text.count("\ufffd"), "place")
     return Decoded(text, f"encoding uncertain: {unknown} shown as U+FFFD; save it as UTF-8")
 
 
 def _likeliest(data: bytes) -> tuple[str, bool]:
-    """Return the codec that Firefox's detector names for the lines with high bytes, and whether it is certain."""
+    """Return the encoding that Firefox's detector names for the lines with high bytes, and whether it is certain."""
     from chardetng_py import EncodingDetector  # most files are UTF-8 and do not need it
 
     sample = b"".join(line for line in data.splitlines(keepends=True) if not line.isascii())[
@@ -265,7 +261,7 @@ def _likeliest(data: bytes) -> tuple[str, bool]:
     detector = EncodingDetector()
     detector.feed(sample, last=True)
     name, fits = detector.guess_assess(tld=None, allow_utf8=False)
-    return codec_of(name), fits and name == "windows-1252" and _is_western(sample)
+    return name.replace("windows", "Windows"), fits and name == "windows-1252" and _is_western(sample)
 
 
 def _is_western(sample: bytes) -> bool:
@@ -274,11 +270,6 @@ def _is_western(sample: bytes) -> bool:
     letters = high.translate(None, bytes(range(0xC0)))
     enough = len(high) >= _MIN_HIGH_BYTES and len(letters) >= len(high) / 2
     return enough and b"\xff" not in high and not _WITHIN_OR_LEADING.search(sample)
-
-
-def _named(encoding: str) -> str:
-    name = encoding.replace("cp125", "Windows-125").replace("_", "-")
-    return _NAMES.get(encoding, name if "Windows" in name else name.upper())
 
 
 def _share(data: bytes, members: bytes) -> float:

@@ -1,8 +1,10 @@
 """The values that readers of formats take and return."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -81,6 +83,24 @@ def clean(text: str) -> str:
         return text
     joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return joined.replace("\0", "\ufffd")
+
+
+def without(removed: re.Pattern[str], text: str) -> tuple[str, Callable[[int], int]]:
+    """Return a text without what a pattern matches, and a function that gives the new offset for an old one."""
+    cuts = [each.span() for each in removed.finditer(text)]
+    starts, totals = [start for start, _ in cuts], [0, *accumulate(end - start for start, end in cuts)]
+
+    def moved(offset: int) -> int:
+        before = bisect_left(starts, offset)
+        return max(offset - totals[before], starts[before - 1] - totals[before - 1] if before else 0)
+
+    return removed.sub("", text) if cuts else text, moved
+
+
+def section_at(sections: Sequence[Section], offset: int) -> Section:
+    """Return the section around an offset, from sections in reading order."""
+    before = bisect_right(sections, offset, key=lambda each: each.start)
+    return sections[before - 1] if before else Section(0)
 
 
 def _one_line(text: str) -> str:

@@ -29,13 +29,9 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
     A folder is walked in alphabetical order, without hidden entries, folders of tools and virtual environments. A hidden
     file or folder is only read if `paths` names it.
 
-    Args:
-        paths: files and folders, relative to the working folder or absolute.
-
     Returns:
-        The files to read, as absolute paths, each once however many links lead to it; and the skipped files with reasons:
-        kinds without text, unreadable folders, broken links, pipes, sockets, devices, and names that are not UTF-8
-        (written so that they can be printed).
+        The files to read, as absolute paths, each once however many links lead to it; and the skipped files with reasons.
+        A name that is not UTF-8 is written so that it can be printed.
 
     Raises:
         PathNotFound: one of `paths` does not exist. It is raised before anything is read.
@@ -48,20 +44,17 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[SkippedFil
             )
     files: list[Path] = []
     skipped: list[SkippedFile] = []
-    seen: set[str] = set()
-    for path in absolute:
-        for found in _walk(path, seen, skipped):
-            reason = _reason_to_skip(found)
-            if reason:
-                skipped.append(SkippedFile(Path(_printable(found)), reason))
-            else:
-                files.append(found)
+    for found in _walk(absolute[::-1], skipped):
+        if reason := _reason_to_skip(found):
+            skipped.append(SkippedFile(Path(_printable(found)), reason))
+        else:
+            files.append(found)
     return files, skipped
 
 
-def _walk(path: Path, seen: set[str], skipped: list[SkippedFile]) -> Iterator[Path]:
-    """Yield the files at or under `path`. `seen` collects real paths, so that a loop of links ends."""
-    pending = [path]
+def _walk(pending: list[Path], skipped: list[SkippedFile]) -> Iterator[Path]:
+    """Yield the files at or under these paths, the last one first."""
+    seen = set[str]()  # real paths, so that a loop of links ends
     while pending:
         path = pending.pop()
         real = os.path.realpath(path) if _is_utf8(path) else _printable(path)

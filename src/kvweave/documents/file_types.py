@@ -4,14 +4,9 @@ from pathlib import PurePath
 from typing import Final
 
 MARKDOWN: Final = frozenset({".md", ".markdown", ".mdown", ".mkd"})
-HTML: Final = frozenset({".html", ".htm", ".xhtml"})
-NOTEBOOKS: Final = frozenset({".ipynb"})
-SHEETS: Final = frozenset({".csv", ".tsv"})
-JSON: Final = frozenset({".json", ".jsonl", ".ndjson", ".geojson", ".jsonld"})
 MAILS: Final = frozenset({".eml", ".mbox"})
-OFFICE: Final = frozenset({".docx", ".docm", ".pptx", ".pptm", ".xlsx", ".xlsm"})
 
-SPLIT_AS_MARKDOWN: Final = MARKDOWN | NOTEBOOKS
+SPLIT_AS_MARKDOWN: Final = MARKDOWN | {".ipynb"}
 
 _WITHOUT_TEXT: Final = {
     "an image": "png jpg jpeg gif bmp tif tiff webp ico icns psd heic avif xcf",
@@ -20,8 +15,8 @@ _WITHOUT_TEXT: Final = {
     "a program or library": "exe dll so dylib a o obj lib class pyc pyo pyd wasm elf ko",
     "a font": "ttf otf woff woff2 eot",
     "a database or model": "sqlite sqlite3 mdb parquet arrow feather npy npz pt pth safetensors onnx gguf h5 pkl pickle",
-    "an old office file; save it as .docx, .xlsx or .pptx": "doc xls ppt",
-    "an office file, which is not supported yet": "xlsb odt ods odp rtf mobi djvu ps pages numbers",
+    "an old office file; save it as .docx, .xlsx or .pptx": "doc ppt",
+    "an office file, which is not supported yet": "odt odp rtf mobi djvu ps pages numbers",
     "an Outlook file; save its e-mails as .eml": "msg pst ost",
     "signed or encrypted data": "p7m p7s gpg pgp",
 }
@@ -29,20 +24,20 @@ _KINDS: Final = {
     f".{suffix}": kind for kind, suffixes in _WITHOUT_TEXT.items() for suffix in suffixes.split()
 }
 
-_SIGNATURES: Final = (
-    (b"PK\x03\x04", "an archive (zip)"),
-    (b"7z\xbc\xaf\x27\x1c", "an archive (7z)"),
-    (b"Rar!\x1a\x07", "an archive (rar)"),
-    (b"\x1f\x8b", "an archive (gzip)"),
-    (b"BZh", "an archive (bzip2)"),
-    (b"\xfd7zXZ\0", "an archive (xz)"),
-    (b"\x28\xb5\x2f\xfd", "an archive (zstd)"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old office file; save it as .docx, .xlsx or .pptx"),
-    (b"%PDF-", "a PDF; give it the suffix .pdf"),
-    (b"\x89PNG", "an image"),
-    (b"\xff\xd8\xff", "an image"),
-    (b"SQLite format 3\0", "a database"),
-)
+_SIGNATURES: Final = {
+    b"PK\x03\x04": "an archive (zip)",
+    b"7z\xbc\xaf\x27\x1c": "an archive (7z)",
+    b"Rar!\x1a\x07": "an archive (rar)",
+    b"\x1f\x8b": "an archive (gzip)",
+    b"BZh": "an archive (bzip2)",
+    b"\xfd7zXZ\0": "an archive (xz)",
+    b"\x28\xb5\x2f\xfd": "an archive (zstd)",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old office file; save it as .docx, .xlsx or .pptx",
+    b"%PDF-": "a PDF; give it the suffix .pdf",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"SQLite format 3\0": "a database",
+}
 _TAR_MARK_AT: Final = 257
 
 
@@ -64,4 +59,4 @@ def binary_kind(data: bytes) -> str | None:
     """Return the kind of a binary file, such as "an archive (zip)", from its first bytes; None for all other files."""
     if data[_TAR_MARK_AT : _TAR_MARK_AT + 5] == b"ustar":
         return "an archive (tar)"
-    return next((kind for mark, kind in _SIGNATURES if data.startswith(mark)), None)
+    return next((kind for mark, kind in _SIGNATURES.items() if data.startswith(mark)), None)

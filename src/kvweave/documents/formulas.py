@@ -10,7 +10,18 @@ _INVISIBLE: Final = re.compile("[\u2061-\u2064\u200b\u2060]")
 _MATH_LEAVES: Final = frozenset({"mi", "mn", "mo", "ms", "mtext"})
 _MATH_LEFT_OUT: Final = frozenset({"annotation", "annotation-xml", "mphantom", "mspace"})
 _MAX_DEPTH: Final = 100
-_WORD_DEFAULTS: Final = {"begChr": "(", "endChr": ")", "sepChr": "|", "chr": "\u222b"}
+_OFFICE_KINDS: Final = {
+    "f": ("mfrac", "num", "den"),
+    "sSup": ("msup", "e", "sup"),
+    "sSub": ("msub", "e", "sub"),
+    "sSubSup": ("msubsup", "e", "sub", "sup"),
+    "limLow": ("munder", "e", "lim"),
+    "limUpp": ("mover", "e", "lim"),
+    "rad": ("mroot", "e", "deg"),
+}
+"""The element of MathML for one of Office MathML, and the elements in it that are its terms."""
+
+_OFFICE_DEFAULTS: Final = {"begChr": "(", "endChr": ")", "sepChr": "|", "chr": "\u222b"}
 
 
 def grouped(term: str) -> str:
@@ -64,46 +75,29 @@ def mathml_text(node: Any, depth: int = 0) -> str:
     return _built(str(node.tag), [mathml_text(each, depth + 1) for each in node.iter()])
 
 
-def word_formula_text(element: Element, depth: int = 0) -> str:
-    """Return the formula of an `<m:oMath>` element of a Word document (Office MathML, ISO/IEC 29500)."""
+def office_formula_text(element: Element, depth: int = 0) -> str:
+    """Return the formula of an `<m:oMath>` element of a Word document or a slide (Office MathML, ISO/IEC 29500)."""
     name = element.tag.rpartition("}")[2]
     if name == "t":
         return element.text or ""
     if name.endswith("Pr") or depth > _MAX_DEPTH:
         return ""
-    parts = {each.tag.rpartition("}")[2]: word_formula_text(each, depth + 1) for each in element}
-    several = [word_formula_text(each, depth + 1) for each in element]
-
-    def named(*names: str) -> list[str]:
-        return [parts.get(each, "") for each in names]
-
+    terms = [(each.tag.rpartition("}")[2], office_formula_text(each, depth + 1)) for each in element]
+    parts, several = dict(terms), [text for _, text in terms]
+    if name in _OFFICE_KINDS:
+        kind, *names = _OFFICE_KINDS[name]
+        return _built(kind, [parts.get(each, "") for each in names])
     match name:
-        case "f":
-            return _built("mfrac", named("num", "den"))
-        case "sSup":
-            return _built("msup", named("e", "sup"))
-        case "sSub":
-            return _built("msub", named("e", "sub"))
-        case "sSubSup":
-            return _built("msubsup", named("e", "sub", "sup"))
-        case "limLow":
-            return _built("munder", named("e", "lim"))
-        case "limUpp":
-            return _built("mover", named("e", "lim"))
-        case "rad":
-            return _built("mroot", named("e", "deg"))
         case "nary":
-            sign = _built("munderover", [_property(element, "chr"), *named("sub", "sup")])
-            return f"{sign} {parts.get('e', '')}"
+            limits = [parts.get(each, "") for each in ("sub", "sup")]
+            return f"{_built('munderover', [_property(element, 'chr'), *limits])} {parts.get('e', '')}"
         case "d":
-            inside = _property(element, "sepChr").join(
-                text for text, each in zip(several, element, strict=True) if each.tag.endswith("}e")
-            )
+            inside = _property(element, "sepChr").join(text for name, text in terms if name == "e")
             return _property(element, "begChr") + inside + _property(element, "endChr")
         case "mr":
             return _built("mtr", several)
         case "m" | "eqArr":
-            return _built("mtable", [each for each in several if each])
+            return _built("mtable", list(filter(None, several)))
     return "".join(several)
 
 
@@ -111,5 +105,5 @@ def _property(element: Element, name: str) -> str:
     """Return a sign that is set in an element's properties, such as its opening bracket, or the usual one."""
     found = element.find(f"./{{*}}{element.tag.rpartition('}')[2]}Pr/{{*}}{name}")
     if found is None:
-        return _WORD_DEFAULTS[name]
+        return _OFFICE_DEFAULTS[name]
     return next((value for key, value in found.attrib.items() if key.endswith("val")), "")

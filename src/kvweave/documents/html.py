@@ -4,8 +4,10 @@ selectolax's parser builds the tree that the HTML standard prescribes, for any m
 """
 
 import re
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
+from kvweave.documents.extracted import without
 from kvweave.documents.formulas import lowered, mathml_text, raised
 from kvweave.types import Section
 
@@ -15,7 +17,7 @@ _DROPPED: Final = frozenset(
 _HEADINGS: Final = frozenset("h1 h2 h3 h4 h5 h6".split())
 _PARAGRAPHS: Final = _HEADINGS.union("p ul ol dl table pre blockquote section article hr figure".split())
 _LINES: Final = frozenset(
-    "address aside body br caption center dd details dialog div dt fieldset figcaption footer form header li main nav"
+    "address aside body caption center dd details dialog div dt fieldset figcaption footer form header li main nav"
     " option summary tr".split()
 )
 _CELLS: Final = frozenset({"td", "th"})
@@ -26,8 +28,11 @@ _NOSCRIPT: Final = re.compile(r"(?i)(</?)noscript(?=[\s/>])")
 _XHTML: Final = re.compile(r"\s*<\?xml|[^>]*>?\s*<html[^>]*xmlns", re.IGNORECASE)
 _SELF_CLOSED: Final = re.compile(r"<([A-Za-z][\w-]{0,30})(\s[^<>]*)?/>")
 _VOID: Final = frozenset("area base br col embed hr img input link meta param source track wbr".split())
-_MARK: Final = "\ufdd0"
-"""Marks, while a page is read, where a heading, table or quotation begins or ends; Unicode has no such character."""
+_SPACES: Final = re.compile(r"\s+")
+_GAPS: Final = re.compile(r"\A[ \t\n]*\n|(?<![ \t])[ \t]+(?=\n)|\n[ \t]*(?=\n[ \t]*\n)")
+"""White space at the ends of lines, and lines beyond one blank line."""
+
+_VISIBLE: Final = re.compile(r"\S")
 
 _MAX_HEAD_CHARS: Final = 300
 """A longer first row without `<th>` cells does not count as a header, since tables also lay out pages."""
@@ -40,7 +45,7 @@ _MAX_REPEATED_CHARS: Final = 100
 """A longer cell that spans several rows is not repeated in each of them."""
 
 Extent = tuple[int, int]
-_Event = Literal["heading", "table", "rows", "table end", "quote", "quote end"]
+_Kind = Literal["heading", "table", "below header", "below first row", "behind table", "quote"]
 
 
 class HtmlText(NamedTuple):
@@ -60,11 +65,15 @@ def read_html(markup: str) -> HtmlText:
     `<pre>` keeps its white space, and entities are decoded. Formulas are on one line: "10^6". The title comes from the head
     or the first heading; otherwise it is empty.
     """
-    page = _Page()
-    title = page.read(_tree(markup.replace(_MARK, "")))
-    text, groups = page.marked_text()
-    plain, sections, quotes = _placed(text, groups)
-    return HtmlText(plain, title, sections, quotes)
+    tree, page = _tree(markup), _Page()
+    page.read(tree.body or tree.root)
+    return page.shown(_title(tree))
+
+
+def _title(tree: Any) -> str:
+    named = (tree.css_first("head > title, body > title"), tree.css_first("h1"))
+    titles = (" ".join(str(each.text()).split()) for each in named if each is not None)
+    return next(filter(None, titles), "")
 
 
 def _tree(markup: str) -> Any:
@@ -101,30 +110,41 @@ def _only_formula(node: Any) -> str:
     return mathml_text(formula) if is_alone else ""
 
 
-class _Mark:
-    """Something that begins or ends in the text, with the `words` of a heading; `certain` for rows below a marked header."""
+def _end_of_header(table: Any) -> tuple[int, bool]:
+    """Return the id of the row below a table's header, or else of its second row; and whether a header is marked."""
+    groups = [each for each in table.iter() if each.tag in _ROW_GROUPS and not _is_hidden(each)]
+    rows = [each for group in groups for each in group.iter() if each.tag == "tr" and not _is_hidden(each)]
+    marked = any(each.tag == "thead" for each in groups) or any(
+        each.tag == "th" and not _is_hidden(each) for row in rows[:1] for each in row.iter()
+    )
+    return next((each.mem_id for each in rows[1:] if each.parent.tag != "thead"), 0), marked
 
-    def __init__(self, event: _Event, level: int = 0) -> None:
-        self.event, self.level = event, level
-        self.words: list[str] = []
-        self.certain = False
+
+@dataclass(slots=True)
+class _Mark:
+    """A place in the text; headings and quotations also have an end, and headings a level."""
+
+    kind: _Kind
+    start: int
+    level: int = 0
+    end: int = 0
 
 
 class _Page:
+    """Builds the text of a page. `shown` removes superfluous white space; until then, offsets are those with it."""
+
     def __init__(self) -> None:
         self._parts: list[str] = []
+        self._length = 0
         self._pre = 0
-        self._waiting: list[_Mark] = []
-        self._groups: list[list[_Mark]] = []
-        self._heading: _Mark | None = None
-        self._tables = _Tables()
-        self._grids: list[_Grid] = []
-        self._quotes = 0
         self._cell_is_empty: bool | None = None  # None outside of cells
+        self._grids: list[_Grid] = []
+        self._below_header, self._has_header = 0, False  # in the outermost table
+        self._marks: list[_Mark] = []
+        self._open: list[_Mark] = []  # headings and quotations
 
-    def read(self, tree: Any) -> str:
-        """Read a page and return its title. The walk is no recursion, since elements may be nested by thousands."""
-        root = tree.body or tree.root
+    def read(self, root: Any) -> None:
+        """Read the children of a node. The walk is no recursion, since elements may be nested by thousands."""
         node, depth = (root.child if root else None), 1
         while node is not None:
             child = node.child if self._enter(node) else None
@@ -133,19 +153,38 @@ class _Page:
                 continue
             while (following := node.next) is None and depth > 1:
                 node, depth = node.parent, depth - 1
-                self._leave(str(node.tag))
+                self._leave(node, str(node.tag))
             node = following
-        head, heading = tree.css_first("head > title, body > title"), tree.css_first("h1")
-        titles = (" ".join(str(each.text()).split()) for each in (head, heading) if each is not None)
-        return next(filter(None, titles), "")
 
-    def marked_text(self) -> tuple[str, list[list[_Mark]]]:
-        """Return the text with a _MARK wherever something begins or ends, and for each _MARK a list of these."""
-        text = "".join(self._parts)
-        text = re.sub(r"[ \t]*\n[ \t]*(?=\n)", "\n", text)
-        text = re.sub(r"[ \t]+\n", "\n", text)
-        text = re.sub(r"\n{3,}", "\n\n", text).lstrip("\n").rstrip() + "\n" if text.strip() else ""
-        return text, self._groups
+    def shown(self, title: str) -> HtmlText:
+        """Return the page without superfluous white space, and where its sections and quotations begin."""
+        text, moved = without(_GAPS, "".join(self._parts))
+        text = text.rstrip() + "\n" if text.strip() else ""
+        path: list[tuple[int, str]] = []
+        sections: dict[int, Section] = {}
+        quotes: list[Extent] = []
+        table = 0
+        for mark in self._marks:
+            if (seen := _VISIBLE.search(text, moved(mark.start))) is None:
+                break
+            at, end, head = seen.start(), moved(mark.end), ""
+            if mark.kind == "quote":
+                if not quotes or quotes[-1][1] <= at:  # not within another
+                    quotes.append((at, end))
+                continue
+            if mark.kind == "heading":
+                words = " ".join(text[at:end].split())[:200]
+                path = [each for each in path if each[0] < mark.level] + [(mark.level, words)]
+            elif mark.kind == "table":
+                table = text.rfind("\n", 0, at) + 1
+            elif mark.kind in ("below header", "below first row"):
+                head = text[table : text.rfind("\n", 0, at) + 1].rstrip() + "\n"
+                if not head.strip() or (mark.kind == "below first row" and len(head) > _MAX_HEAD_CHARS):
+                    continue
+                at = table
+            if head or path or sections:
+                sections[at] = Section(at, heading=tuple(words for _, words in path), head=head)
+        return HtmlText(text, title, tuple(sections.values()), tuple(quotes))
 
     def _enter(self, node: Any) -> bool:
         """Take a node of the tree; return whether its children are to be read, and `_leave` called behind them."""
@@ -162,19 +201,56 @@ class _Page:
             self._data(self._formula(node, tag))
             return False
         if tag in _CELLS:
-            self._spanned(self._grids[-1].before_cell())
-            self._grids[-1].begin_cell(node.attributes, len(self._parts))
+            self._add_cells(self._grids[-1].above())
+            self._grids[-1].start = len(self._parts)
+            self._cell_is_empty = True
         elif tag in _ROW_GROUPS:
-            self._grids[-1].begin_group()
-        self._pre += tag == "pre"
-        self._begin(tag)
+            self._grids[-1].reaching.clear()  # no cell reaches into another group of rows
+        elif tag in _STRUCK:
+            self._data("~~")
+        self._begin(node, tag)
         self._break(tag, opening=True)
-        if tag == "table":
-            self._grids.append(_Grid())
         if node.child is None:
-            self._leave(tag)
+            self._leave(node, tag)
             return False
         return True
+
+    def _begin(self, node: Any, tag: str) -> None:
+        """Mark where a heading, quotation or outermost table begins, and the rows below its header."""
+        if tag in _HEADINGS or tag == "blockquote":
+            self._mark("quote") if tag == "blockquote" else self._mark("heading", int(tag[1]))
+            self._open.append(self._marks[-1])
+        elif tag == "table":
+            if not self._grids:
+                self._mark("table")
+                self._below_header, self._has_header = _end_of_header(node)
+            self._grids.append(_Grid())
+        elif tag == "tr" and node.mem_id == self._below_header:
+            self._mark("below header" if self._has_header else "below first row")
+        elif tag == "pre":
+            self._pre += 1
+
+    def _mark(self, kind: _Kind, level: int = 0) -> None:
+        self._marks.append(_Mark(kind, self._length, level))
+
+    def _leave(self, node: Any, tag: str) -> None:
+        if tag == "tr":
+            self._add_cells(self._grids[-1].above(to_end=True))
+            self._grids[-1].end_row()
+        self._break(tag, opening=False)
+        if tag in _CELLS:
+            self._cell_is_empty = None
+            self._append("\t" * self._grids[-1].end_cell(node.attributes, self._parts))
+        elif tag in _STRUCK:
+            self._data("~~ ")
+        elif tag in _HEADINGS or tag == "blockquote":
+            self._open.pop().end = self._length
+        elif tag == "table":
+            self._grids.pop()
+            if not self._grids:
+                self._mark("behind table")
+        elif tag == "pre":
+            self._pre -= 1
 
     def _formula(self, node: Any, tag: str) -> str:
         if tag == "math":
@@ -183,230 +259,72 @@ class _Page:
         text = " ".join(str(node.text()).split())
         return raised(text, before) if tag == "sup" else lowered(text, before)
 
-    def _spanned(self, cells: list[str]) -> None:
-        """Append cells that began in a row above."""
+    def _add_cells(self, cells: list[str]) -> None:
         for cell in cells:
-            if cell:
-                self._data(cell)
-            self._parts.append("\t")
-
-    def _leave(self, tag: str) -> None:
-        if tag == "pre":
-            self._pre -= 1
-        if tag == "tr":
-            self._spanned(self._grids[-1].end_row())
-        if tag == "table":
-            self._grids.pop()
-        self._break(tag, opening=False)
-        if tag in _CELLS:
-            self._parts += ["\t"] * self._grids[-1].end_cell(self._parts)
-        self._end(tag)
+            self._data(cell)
+            self._append("\t")
 
     def _data(self, data: str) -> None:
         if not self._pre:
-            data = re.sub(r"\s+", " ", data)
+            data = _SPACES.sub(" ", data)
             if not self._parts or self._parts[-1][-1:].isspace():
                 data = data.lstrip(" ")
         if data:
-            if self._heading is not None:
-                self._heading.words.append(data)
-            if self._waiting and data.strip():
-                data = data[: len(data) - len(data.lstrip())] + _MARK + data.lstrip()
-                self._groups.append(self._waiting)
-                self._waiting = []
             if self._cell_is_empty and data.strip():
                 self._cell_is_empty = False
-            self._parts.append(data)
+            self._append(data)
 
-    def _begin(self, tag: str) -> None:
-        if tag in _HEADINGS:
-            self._heading = _Mark("heading", int(tag[1]))
-            self._waiting.append(self._heading)
-        self._waiting += self._tables.begin(tag)
-        if tag == "blockquote":
-            self._quotes += 1
-            self._waiting.append(_Mark("quote"))
-        if tag in _STRUCK:
-            self._data("~~")
-
-    def _end(self, tag: str) -> None:
-        if tag in _HEADINGS:
-            self._heading = None
-        self._waiting += self._tables.end(tag)
-        if tag == "blockquote" and self._quotes:
-            self._quotes -= 1
-            self._waiting.append(_Mark("quote end"))
-        if tag in _STRUCK:
-            self._data("~~ ")
+    def _append(self, text: str) -> None:
+        self._parts.append(text)
+        self._length += len(text)
 
     def _break(self, tag: str, *, opening: bool) -> None:
-        if tag in _CELLS:
-            self._cell_is_empty = opening
         if tag == "p" and self._cell_is_empty is not None and (self._cell_is_empty or not opening):
             return  # a cell's only paragraph is no paragraph
+        begins_line = tag in _LINES and self._parts and not self._parts[-1].endswith("\n")
         if tag in _PARAGRAPHS:
-            self._parts.append("\n\n")
-        elif tag == "br" or (tag in _LINES and self._parts and not self._parts[-1].endswith("\n")):
-            if tag != "br" or opening:
-                self._parts.append("\n")
-        elif tag in _CELLS and not opening:
-            self._cell_is_empty = None
-            self._parts.append("\t")
+            self._append("\n\n")
+        elif begins_line or (tag == "br" and opening):
+            self._append("\n")
         if tag == "li" and opening:
-            self._parts.append("- ")
+            self._append("- ")
 
 
 class _Grid:
-    """The columns of one table: which cells of the rows above reach into a row."""
+    """The columns of one table, and which cells reach into the rows below theirs."""
 
     def __init__(self) -> None:
-        self._column = self._start = 0
-        self._rows = self._columns = 1  # that the open cell spans
-        self._above: dict[
-            int, tuple[int, str]
-        ] = {}  # by column: rows from this one on, and the text to repeat
-        self._below: dict[int, tuple[int, str]] = {}
+        self._column = 0
+        self.start = 0  # of the open cell, among the parts of the text
+        self.reaching: dict[int, tuple[int, str]] = {}  # by column: how many rows, and the text to repeat
 
-    def begin_group(self) -> None:
-        """Begin a group of rows, into which no cell from above reaches."""
-        self._above.clear()
+    def above(self, *, to_end: bool = False) -> list[str]:
+        """Go behind the cells from above that stand here, or in the rest of the row; return their texts."""
+        last = max(self.reaching, default=-1) if to_end else -1
+        texts = []
+        while self._column in self.reaching or self._column <= last:
+            texts.append(self.reaching.get(self._column, (0, ""))[1])
+            self._column += 1
+        return texts
 
-    def before_cell(self) -> list[str]:
-        """Return the cells from above that stand before the row's next own cell."""
-        cells = []
-        while self._column in self._above:
-            cells.append(self._taken())
-        return cells
+    def end_cell(self, attributes: Any, parts: list[str]) -> int:
+        """End a cell; return how many columns it spans."""
+        rows = _span(attributes.get("rowspan"), _MAX_ROWS) or _MAX_ROWS  # 0 means all further rows
+        columns = _span(attributes.get("colspan"), _MAX_COLUMNS) or 1
+        text = "".join(parts[self.start :]).strip() if rows > 1 else ""
+        text = text if len(text) <= _MAX_REPEATED_CHARS and "\n" not in text else ""
+        for column in range(columns):
+            self.reaching[self._column + column] = (rows, "" if column else text)
+        self._column += columns
+        return columns
 
-    def begin_cell(self, attributes: Any, start: int) -> None:
-        """Begin a cell whose text will be in the parts from `start`."""
-        self._start = start
-        self._rows = _span(attributes.get("rowspan"), _MAX_ROWS) or _MAX_ROWS  # 0 means all further rows
-        self._columns = _span(attributes.get("colspan"), _MAX_COLUMNS) or 1
-
-    def end_cell(self, parts: list[str]) -> int:
-        """End a cell; return how many columns more than one it spans."""
-        if self._rows > 1:
-            text = "".join(parts[self._start :]).replace(_MARK, "").strip()
-            text = text if len(text) <= _MAX_REPEATED_CHARS and "\n" not in text else ""
-            for column in range(self._columns):
-                self._below[self._column + column] = (self._rows - 1, "" if column else text)
-        self._column += self._columns
-        return self._columns - 1
-
-    def end_row(self) -> list[str]:
-        """Return the cells from above that stand behind the row's own cells."""
-        cells = [self._taken() for _ in range(self._column, max(self._above, default=-1) + 1)]
-        self._column, self._above, self._below = 0, self._below, {}
-        return cells
-
-    def _taken(self) -> str:
-        """Return the cell from above in this column, empty if there is none, and go to the next column."""
-        rows, text = self._above.get(self._column, (0, ""))
-        if rows > 1:
-            self._below[self._column] = (rows - 1, text)
-        self._column += 1
-        return text
+    def end_row(self) -> None:
+        """Go to the next row's first column."""
+        self.reaching = {at: (rows - 1, text) for at, (rows, text) in self.reaching.items() if rows > 1}
+        self._column = 0
 
 
 def _span(value: str | None, most: int) -> int:
     """Return how many rows or columns a cell spans, from its attribute; 1 if that is no number."""
     digits = re.match(r"\s*\+?(\d{1,9})", value or "1")
     return min(int(digits[1]), most) if digits else 1
-
-
-class _Tables:
-    """Finds where an outermost table begins and ends, and where the rows below its header begin."""
-
-    def __init__(self) -> None:
-        self._depth = self._rows = 0
-        self._in_head = self._has_header = self._marked = False
-
-    def begin(self, tag: str) -> list[_Mark]:
-        if tag == "table":
-            self._depth += 1
-            if self._depth == 1:
-                self._rows, self._in_head, self._has_header, self._marked = 0, False, False, False
-                return [_Mark("table")]
-        if self._depth != 1:
-            return []
-        if tag == "thead":
-            self._in_head = self._has_header = True
-        if tag == "th" and self._rows == 1:
-            self._has_header = True
-        if tag == "tr":
-            self._rows += 1
-            if self._rows > 1 and not self._in_head and not self._marked:
-                self._marked, mark = True, _Mark("rows")
-                mark.certain = self._has_header
-                return [mark]
-        return []
-
-    def end(self, tag: str) -> list[_Mark]:
-        if tag == "thead" and self._depth == 1:
-            self._in_head = False
-        if tag == "table" and self._depth:
-            self._depth -= 1
-            return [] if self._depth else [_Mark("table end")]
-        return []
-
-
-def _placed(marked: str, groups: list[list[_Mark]]) -> tuple[str, tuple[Section, ...], tuple[Extent, ...]]:
-    """Return the text without marks, and the sections and quotations between the marks."""
-    pieces = marked.split(_MARK)
-    text = "".join(pieces)
-    sections = _Sections(text)
-    offset = 0
-    for piece, group in zip(pieces, groups, strict=False):
-        offset += len(piece)
-        for mark in group:
-            sections.take(mark, offset)
-    return text, tuple(sections.found.values()), tuple(sections.quotes(len(text)))
-
-
-class _Sections:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._path: list[tuple[int, str]] = []
-        self._table: int | None = None
-        self._quote_starts: list[int] = []
-        self._quotes: list[Extent] = []
-        self.found: dict[int, Section] = {}
-
-    def take(self, mark: _Mark, offset: int) -> None:
-        if mark.event == "heading":
-            words = " ".join("".join(mark.words).split())[:200]
-            self._path = [each for each in self._path if each[0] < mark.level] + [(mark.level, words)]
-            self._put(offset)
-        elif mark.event == "table":
-            self._table = offset
-            self._put(offset)
-        elif mark.event == "rows" and self._table is not None:
-            start = self._text.rfind("\n", 0, self._table) + 1
-            end = self._text.rfind("\n", 0, offset) + 1
-            head = self._text[start:end].rstrip() + "\n"
-            if start < end and head.strip() and (mark.certain or len(head) <= _MAX_HEAD_CHARS):
-                self._put(start, head)
-        elif mark.event == "table end":
-            self._table = None
-            self._put(offset)
-        elif mark.event == "quote":
-            self._quote_starts.append(offset)
-        elif mark.event == "quote end" and self._quote_starts:
-            self._close_quote(offset)
-
-    def quotes(self, end: int) -> list[Extent]:
-        """Return the outermost quotations; one that is still open ends with the text."""
-        while self._quote_starts:
-            self._close_quote(end)
-        return self._quotes
-
-    def _close_quote(self, end: int) -> None:
-        start = self._quote_starts.pop()
-        if not self._quote_starts:
-            self._quotes.append((start, end))
-
-    def _put(self, offset: int, head: str = "") -> None:
-        if head or self._path or self.found:
-            heading = tuple(words for _, words in self._path)
-            self.found[offset] = Section(offset, heading=heading, head=head)

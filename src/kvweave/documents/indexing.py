@@ -50,7 +50,13 @@ class Indexer:
     own_folder: Path
 
     def add(
-        self, paths: Sequence[Path], progress: Progress, *, wait: bool, only: Set[Path] | None = None
+        self,
+        paths: Sequence[Path],
+        progress: Progress,
+        *,
+        wait: bool,
+        only: Set[Path] | None = None,
+        allow_empty: bool = False,
     ) -> AddReport:
         """Bring the knowledge base up to date with these files and folders, and report files that cannot be read.
 
@@ -59,6 +65,7 @@ class Indexer:
             progress: see `Progress`.
             wait: compute chunk KV too. Otherwise the report counts the chunks that wait for their KV.
             only: the files that may have changed; None means that any file may have.
+            allow_empty: remove the documents of a folder that is empty now. Otherwise they are kept.
 
         Raises the errors of `KnowledgeBase.add`, before anything is changed.
         """
@@ -66,9 +73,9 @@ class Indexer:
         self.state.database.check_writable()
         self.preparer.check()
         with reporting(progress):
-            report = IndexRun(self, progress, wait=wait).add(paths, only)
+            report = IndexRun(self, progress, wait=wait).add(paths, only, allow_empty=allow_empty)
             if report.changed or report.removed:
-                self.state.empty_conversations()
+                self.state.forget_removed_text()
             if wait:
                 done = self.preparer.run(progress)
                 report = replace(report, chunk_kv_computed=done.computed, chunk_kv_left_out=done.left_out)
@@ -89,6 +96,7 @@ class _Tally:
     changed: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
     skipped: list[SkippedFile] = field(default_factory=list)
     notes: list[DocumentNote] = field(default_factory=list)
     chunks: int = 0
@@ -128,17 +136,25 @@ class IndexRun:
             )
         return Chunker(model.tokenizer, chunk_tokens, self._metadata.overlap_tokens)
 
-    def add(self, paths: Sequence[Path], only: Set[Path] | None = None) -> AddReport:
+    def add(
+        self, paths: Sequence[Path], only: Set[Path] | None = None, *, allow_empty: bool = False
+    ) -> AddReport:
         """Read and commit the documents that have changed; see `Indexer.add`."""
-        tally = self._tally
-        found, skipped = find_files(paths)
-        files = [path for path in found if not path.is_relative_to(self._own_folder)]
+        tally, began_s = self._tally, time.time()
+        before = self._state.documents.visible_versions()
+        every, skipped = find_files(paths)
+        files = [path for path in every if not path.is_relative_to(self._own_folder)]
         tally.skipped = [file for file in skipped if not file.path.is_relative_to(self._own_folder)]
-        self._remove_vanished(paths, files)
+        found = [*files, *(each.path for each in tally.skipped)]
+        occupied = {*files, *(folder for path in found for folder in path.parents)}
+        self._remove_vanished(paths, files, None if allow_empty else occupied)
         indexed = self._index.rows_by_version()
+        self._remove_moved(files)  # before a file changes that was moved earlier
         self._read_and_commit(files, indexed, only)
+        self._remove_moved(files)
         visible = self._state.documents.visible_versions()
-        if tally.chunks or indexed.keys() - visible:
+        self._index.delete(before - visible, before_s=began_s)
+        if tally.chunks or indexed.keys() - visible or self._index.has_old_files:
             self._index.sweep(visible, SWEEP_GRACE_S)
         return AddReport(
             added=tuple(tally.added),
@@ -149,6 +165,7 @@ class IndexRun:
             chunks=tally.chunks,
             notes=tuple(tally.notes),
             copies=self._copies({*tally.added, *tally.changed}),
+            kept=tuple(sorted(tally.kept.difference(tally.removed))),
         )
 
     def _copies(self, sources: Set[str]) -> tuple[CopiedDocument, ...]:
@@ -163,21 +180,46 @@ class IndexRun:
 
     # Documents
 
-    def _remove_vanished(self, paths: Sequence[Path], files: Sequence[Path]) -> None:
+    def _remove_vanished(
+        self, paths: Sequence[Path], files: Sequence[Path], occupied: Set[Path] | None
+    ) -> None:
         """Remove the documents that were indexed from these paths and whose files are gone.
+
+        Keep those whose folder has no files any more, as where a disk is not mounted: `occupied` are the folders that have some.
+        With None, remove those too.
 
         A file is found once, however many links lead to it. If a new link is found first, the document under the old name
         is removed.
         """
         present = {str(path) for path in files}
         reached = {os.path.realpath(path) for path in files}
-        self._drop(
+        vanished = {
             source
             for path in paths
             for source in self._state.documents.sources_under(path)
             if source not in present
             and _outer_file(source) not in present  # an attachment stays or goes with its e-mail
             and (is_gone(source) or os.path.realpath(source) in reached)
+        }
+        if occupied is not None:
+            self._tally.kept = {each for each in vanished if _existing_folder(each) not in occupied}
+        self._drop(vanished.difference(self._tally.kept))
+
+    def _remove_moved(self, files: Sequence[Path]) -> None:
+        """Remove the documents whose files are gone and whose bytes are in one of these files: they were moved there.
+
+        Otherwise their text would be found under the old name, even after the file has changed.
+        """
+        present = {str(path) for path in files}
+        listed = self._state.documents.all_documents()
+        shared = {each.digest for each in listed if each.same_as}
+        documents = [each for each in listed if each.digest in shared]
+        outer = {each.source: _outer_file(each.source) for each in documents}
+        here = {each.digest for each in documents if outer[each.source] in present}
+        self._drop(
+            each.source
+            for each in documents
+            if each.digest in here and outer[each.source] not in present and is_gone(outer[each.source])
         )
 
     def _read_and_commit(
@@ -289,6 +331,11 @@ def is_gone(source: str) -> bool:
         return True
     except OSError:
         return False
+
+
+def _existing_folder(source: str) -> Path:
+    """Return the innermost folder of a file that is gone which exists; it may be a link to nothing."""
+    return next(folder for folder in Path(source).parents if os.path.lexists(folder))
 
 
 def _outer_file(source: str) -> str:

@@ -88,11 +88,10 @@ class FileReader:
             self._connection.send(path.absolute())
             while True:
                 now = time.monotonic()
-                if now - step > STEP_LIMIT_S or now - began > FILE_LIMIT_S:
-                    limit = STEP_LIMIT_S if now - step > STEP_LIMIT_S else FILE_LIMIT_S
-                    raise UnreadableDocument(
-                        f"its reader got no further in {limit:.0f} s; split the file or save it anew"
-                    )
+                for passed, limit in ((now - step, STEP_LIMIT_S), (now - began, FILE_LIMIT_S)):
+                    if passed > limit:
+                        why = f"its reader got no further in {limit:.0f} s; split the file or save it anew"
+                        raise UnreadableDocument(why)
                 check_cancelled()
                 if self._connection.poll(_POLL_S):
                     if (reply := self._connection.recv()) is not None:
@@ -131,11 +130,11 @@ class FileReader:
 def main() -> None:
     """Read the files whose paths come by the socket, until its other end is closed."""
     connection = Connection(int(sys.argv[1]))
-    _limit_memory()
+    _limit("RLIMIT_AS", MEMORY_BYTES)
     ctx = ReadContext(lambda: connection.send(None), connection.recv())
     while True:
         path = connection.recv()
-        _limit_time()
+        _limit("RLIMIT_CPU", int(time.process_time()) + CPU_LIMIT_S)
         try:
             outcome: Any = read_file(path, ctx)
         except (DocumentError, MissingExtra) as error:
@@ -145,21 +144,13 @@ def main() -> None:
         connection.send(outcome)
 
 
-def _limit_memory() -> None:
-    with suppress(ImportError, ValueError, OSError):  # the system may have no such limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def _limit_time() -> None:
-    """Let the system end this process if one file takes too long; its caller, which checks that too, may be gone."""
+def _limit(name: str, amount: int) -> None:
+    """Set a limit of this process, if the system has such a limit."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = int(used.ru_utime + used.ru_stime) + CPU_LIMIT_S
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        kind = getattr(resource, name)
+        resource.setrlimit(kind, (amount, resource.getrlimit(kind)[1]))
 
 
 if __name__ == "__main__":

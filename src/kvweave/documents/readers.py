@@ -7,31 +7,18 @@ import os
 import re
 import stat
 import zlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from kvweave.documents.extracted import Attachment, Extracted, ReadContext
-from kvweave.documents.file_types import (
-    HTML,
-    JSON,
-    MAILS,
-    MARKDOWN,
-    NOTEBOOKS,
-    OFFICE,
-    SHEETS,
-    binary_kind,
-    content_suffix,
-    kind_without_text,
-)
-from kvweave.documents.formats import epub, mail, office, pdf, text
+from kvweave.documents.extracted import Attachment, Extracted, ReadContext, clean, without
+from kvweave.documents.file_types import MARKDOWN, binary_kind, content_suffix, kind_without_text
+from kvweave.documents.formats import mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile
-from kvweave.types import Document, Section
+from kvweave.types import Document
 
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_PDF_BYTES = 512 * 2**20
@@ -50,25 +37,29 @@ _INVISIBLE_OR_HYPHENATED: Final = re.compile("\u00ad[ \t]*\n[ \t]*|" + _INVISIBL
 
 Reader = Callable[[bytes, ReadContext], Extracted]
 
-_READERS: Final[dict[str, Reader]] = {
+_SMALL: Final[dict[str, Reader]] = {
     **dict.fromkeys(MARKDOWN, text.read_markdown),
-    **dict.fromkeys(HTML, text.read_page),
-    **dict.fromkeys(NOTEBOOKS, text.read_notebook),
-    **dict.fromkeys(SHEETS, text.read_csv),
-    **dict.fromkeys(JSON, text.read_json),
+    **dict.fromkeys((".csv", ".tsv"), text.read_csv),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".jsonld"), text.read_json),
     **dict.fromkeys((".rst", ".txt", ""), text.read_prose),
+}
+_RISKY_SMALL: Final[dict[str, Reader]] = {
+    **dict.fromkeys((".html", ".htm", ".xhtml"), text.read_page),
+    ".ipynb": text.read_notebook,
+}
+_LARGE: Final[dict[str, Reader]] = {
     **dict.fromkeys((".docx", ".docm"), office.read_docx),
     **dict.fromkeys((".pptx", ".pptm"), office.read_pptx),
-    **dict.fromkeys((".xlsx", ".xlsm"), office.read_xlsx),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), office.read_workbook),
     ".pdf": pdf.read_pdf,
-    ".epub": epub.read_epub,
+    ".epub": office.read_epub,
     ".eml": mail.read_mail,
     ".mbox": mail.read_mailbox,
 }
-_LARGE: Final = OFFICE | MAILS | {".pdf", ".epub"}
-
-RISKY: Final = _LARGE | HTML | NOTEBOOKS
+RISKY: Final = _RISKY_SMALL | _LARGE
 """Kinds whose readers may take long, use much memory or crash: these run in another process (`reader_process`)."""
+
+_READERS: Final = _SMALL | RISKY
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +83,8 @@ def read_file(path: Path, ctx: ReadContext | None = None) -> ReadFile:
         MissingExtra: the library for this kind of file is not installed.
     """
     path = path.absolute()
-    kind = content_suffix(path.name)
-    stored = _read_bytes(path, MAX_PDF_BYTES if kind in _LARGE else MAX_TEXT_BYTES)
+    with _open(path) as stream:
+        stored = _all_of(stream, _limit(path))
     run = _FileRun(ctx or ReadContext())
     run.read(str(path), stored)
     return ReadFile(tuple(run.documents), tuple(run.skipped))
@@ -110,38 +101,33 @@ class _FileRun:
 
     def read(self, source: str, stored: bytes, depth: int = 0) -> None:
         path = Path(source)
-        compressed = path.suffix.lower() == ".gz"
-        kind = content_suffix(path.name)
-        limit = MAX_PDF_BYTES if kind in _LARGE else MAX_TEXT_BYTES
-        data = _decompressed(stored, limit) if compressed else stored
+        compressed, kind = path.suffix.lower() == ".gz", content_suffix(path.name)
+        data = _decompressed(stored, _limit(path)) if compressed else stored
         if not data.strip():
             raise UnreadableDocument("the file is empty")
         if kind not in _LARGE and (binary := binary_kind(data)):
             raise UnreadableDocument(binary)
-        found = _without_invisible(_READERS.get(kind, text.read_plain)(data, self.ctx))
-        words = _without_surrogates(found.text)
-        if not words.strip():
+        found = _cleaned(_READERS.get(kind, text.read_plain)(data, self.ctx))
+        if not found.text.strip():
             raise UnreadableDocument("there is no text in the file")
-        title = _without_surrogates(found.title) or (path.stem if compressed else path.name)
+        title = found.title or (path.stem if compressed else path.name)
         digest = hashlib.sha256(stored).hexdigest()
         self.documents.append(
-            Document(source, title, words, digest, found.sections, found.notes, found.numbered_lines)
+            Document(source, title, found.text, digest, found.sections, found.notes, found.numbered_lines)
         )
         for attachment in found.attachments[:MAX_ATTACHMENTS]:
             self._read_attachment(source, attachment, depth + 1)
 
     def _read_attachment(self, outer: str, attachment: Attachment, depth: int) -> None:
         source = self._free(f"{outer}/{_usable(attachment.name)}")
-        reason = kind_without_text(source)
         try:
-            if reason is None and depth > MAX_NESTING:
-                reason = "too many e-mails inside each other"
-            if reason is None:
-                self.read(source, attachment.data, depth)
+            if reason := kind_without_text(source):
+                raise UnreadableDocument(reason)
+            if depth > MAX_NESTING:
+                raise UnreadableDocument("too many e-mails inside each other")
+            self.read(source, attachment.data, depth)
         except (UnreadableDocument, MissingExtra) as error:
-            reason = str(error)
-        if reason is not None:
-            self.skipped.append(SkippedFile(Path(source), reason))
+            self.skipped.append(SkippedFile(Path(source), str(error)))
 
     def _free(self, source: str) -> str:
         """Return the source, with a number added if another attachment has the same source."""
@@ -188,56 +174,39 @@ def _open(path: Path) -> Iterator[io.BufferedReader]:
         raise InaccessibleDocument(f"cannot be read: {error.strerror or error}") from error
 
 
-def _read_bytes(path: Path, limit: int) -> bytes:
-    with _open(path) as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise UnreadableDocument(_too_large(limit))
-    return data
+def _limit(path: Path) -> int:
+    return MAX_PDF_BYTES if content_suffix(path.name) in _LARGE else MAX_TEXT_BYTES
 
 
 def _decompressed(data: bytes, limit: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            unpacked = stream.read(limit + 1)  # a small file may expand to gigabytes
+            return _all_of(stream, limit, "unpacked, ")  # a small file may expand to gigabytes
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"damaged gzip file: {error}") from error
-    if len(unpacked) > limit:
-        raise UnreadableDocument(f"unpacked, {_too_large(limit)}")
-    return unpacked
 
 
-def _too_large(limit: int) -> str:
-    return f"larger than {limit // 2**20} MiB; split it into smaller files"
+def _all_of(stream: io.BufferedIOBase, limit: int, state: str = "") -> bytes:
+    data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise UnreadableDocument(f"{state}larger than {limit // 2**20} MiB; split it into smaller files")
+    return data
 
 
-def _without_invisible(found: Extracted) -> Extracted:
-    """Remove soft hyphens and other signs of no width, which part a word for the model and for the search.
+def _cleaned(found: Extracted) -> Extracted:
+    """Remove soft hyphens and other signs of no width, which part a word for the model and for the search; see also `clean`.
 
     A soft hyphen at the end of a line goes with the line end, unless lines are numbered.
     """
     removed = _INVISIBLE if found.numbered_lines else _INVISIBLE_OR_HYPHENATED
-    title, cuts = _INVISIBLE.sub("", found.title), [each.span() for each in removed.finditer(found.text)]
-    if not cuts:
-        return replace(found, title=title)
-    starts, totals = [start for start, _ in cuts], [0, *accumulate(end - start for start, end in cuts)]
-
-    def moved(offset: int) -> int:
-        before = bisect_left(starts, offset)
-        return max(offset - totals[before], starts[before - 1] - totals[before - 1] if before else 0)
-
+    text, moved = without(removed, found.text)
     sections = tuple(
-        Section(
-            moved(each.start),
-            each.page,
-            tuple(_INVISIBLE.sub("", words) for words in each.heading),
-            removed.sub("", each.head),
+        replace(
+            each,
+            start=moved(each.start),
+            heading=tuple(_INVISIBLE.sub("", words) for words in each.heading),
+            head=removed.sub("", each.head),
         )
         for each in found.sections
     )
-    return replace(found, text=removed.sub("", found.text), title=title, sections=sections)
-
-
-def _without_surrogates(text: str) -> str:
-    """Replace surrogates and NULs, which tokenizers and databases reject, by U+FFFD; offsets stay the same."""
-    return re.sub("[\ud800-\udfff\0]", "\ufffd", text)
+    return replace(found, text=clean(text), title=clean(_INVISIBLE.sub("", found.title)), sections=sections)

@@ -93,6 +93,7 @@ class VectorIndex:
         self._rerank = rerank
         self.schema = table_schema(dimensions)
         self._dimensions = dimensions
+        self._rewrite = False  # whether files hold rows that this object has deleted
         try:
             self.table = self._opened(folder)
         except (RuntimeError, ValueError, OSError) as error:
@@ -213,8 +214,8 @@ class VectorIndex:
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
         """Delete the rows of versions that are not visible, and files that are no longer used; return the number of rows.
 
-        Also adds new rows to the word index and joins small files, which makes searches faster. This part is skipped if
-        other processes write too often. Call it after an `add`.
+        Also adds new rows to the word index, joins small files, which makes searches faster, and writes files with deleted rows
+        again. This part is skipped if other processes write too often. Call it after an `add`.
 
         Args:
             visible: the versions to keep.
@@ -227,10 +228,22 @@ class VectorIndex:
         _fill_words(self.table)
         unused = timedelta(seconds=max(grace_s, 0.001))
         try:
+            if self._rewrite or _has_deleted_rows(self.table):
+                _retried(partial(_split, self.table))
+                _retried(
+                    lambda: self.table.optimize(cleanup_older_than=unused)
+                )  # indexes the row, else files are not joined
             _retried(lambda: self.table.optimize(cleanup_older_than=unused))
+            self._rewrite = False
         except RuntimeError as error:
             _log.info("index not compacted this time: %s", _first_line(error))
         return deleted
+
+    @property
+    @_as_store_errors()
+    def has_old_files(self) -> bool:
+        """Whether a `sweep` may delete files: those of earlier versions of the table, which hold deleted rows."""
+        return len(self.table.list_versions()) > 1
 
     def _rows(self, row_ids: Sequence[str], condition: str = "") -> Iterator[dict[str, str]]:
         """Yield row id, digest and text of the rows with these ids that meet a condition."""
@@ -244,6 +257,7 @@ class VectorIndex:
         for names in _batches(sorted(versions)):
             delete = partial(self.table.delete, f"{condition} AND {in_list('version', names)}")
             deleted += int(_retried(delete).num_deleted_rows)
+        self._rewrite = self._rewrite or deleted > 0
         return deleted
 
     def _opened(self, folder: Path) -> Any:
@@ -285,6 +299,22 @@ def _is_conflict(error: Exception) -> bool:
     # While another process creates the table, it is listed but cannot be opened yet.
     text = str(error).lower()
     return "conflict" in text or "already exist" in text or f"table '{TABLE}' was not found" in text
+
+
+def _has_deleted_rows(table: Any) -> bool:
+    """Whether the one file of the table holds deleted rows. If there are several, LanceDB joins them sooner or later."""
+    stats = table.stats()
+    files = stats["fragment_stats"]
+    return bool(files["num_fragments"] == 1 and files["lengths"]["max"] > stats["num_rows"])
+
+
+def _split(table: Any) -> None:
+    """Write a row to a file of its own. LanceDB then joins all files (of up to a million rows), without deleted rows.
+
+    By itself it writes a file again once a tenth of its rows are deleted. Until then it keeps the text of the deleted ones.
+    """
+    for row in table.search().select(["row_id"]).limit(1).to_list():
+        table.update(where=in_list("row_id", [row["row_id"]]), values_sql={"position": "position"})
 
 
 def _counted(rows: Any) -> dict[str, int]:

@@ -4,12 +4,11 @@ A word is indexed as it is written and by its stem. Scripts without spaces betwe
 neighbours. Identifiers, numbers and checksums are indexed whole and in parts. Texts and questions are cut by the same rules.
 """
 
-import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import regex
 
@@ -60,42 +59,32 @@ _GRAMMAR: Final = regex.compile(
 
 _SENTENCE_ENDS: Final = frozenset(".!?:;\n\r\"'([{\u201c\u00ab*#>|\u2022-\u2013\u2014\u00bf\u00a1")
 _FOLDED: Final = str.maketrans(
-    {
-        "\u00f8": "o",
-        "\u0142": "l",
-        "\u0111": "d",
-        "\u00e6": "ae",
-        "\u0153": "oe",
-        "\u0131": "i",
-        "\u0451": "\u0435",  # Cyrillic io
-        "\u0623": "\u0627",  # forms of alef
-        "\u0625": "\u0627",
-        "\u0622": "\u0627",
-        "\u0640": None,  # tatweel
-        "\u2019": "'",
-    }
-)
+    # Also Cyrillic io, and the forms of alef.
+    "\u00f8\u0142\u0111\u0131\u0451\u0623\u0625\u0622\u2019",
+    "oldi\u0435\u0627\u0627\u0627'",
+    "\u0640",  # tatweel
+) | {ord("\u00e6"): "ae", ord("\u0153"): "oe"}
 _NAME, _STEM = "^", "~"
 
 
 class _Piece(NamedTuple):
-    """A word as written, whether its script has no spaces, and whether the word starts a sentence."""
+    """A word as written, and whether it is spelled like a name: with a capital inside a sentence, or in capitals."""
 
     text: str
     spaceless: bool
-    first: bool
+    is_name: bool
 
 
 def index_words(text: str) -> str:
     """Return the words of a text for the word index, separated by spaces."""
     pieces = _pieces(text)
-    language, shouted = _latin_language(pieces), _is_shouted(text, pieces)
+    language = _latin_language(pieces)
     words: list[str] = []
     for piece in pieces:
         if piece.spaceless:
             words += [*piece.text, *_pairs(piece.text)]
         else:
-            words += _words_of(piece.text, language, _is_name(piece, shouted)).all
+            words += _words_of(piece.text, language, piece.is_name).all
     return " ".join(words)
 
 
@@ -123,14 +112,14 @@ def query_words(question: str) -> QueryWords:
     A function word that is spelled like a name counts as a name: "The Who", "the WHO", "Is It on Monday".
     """
     pieces = _pieces(question)
-    language, shouted = _latin_language(pieces), _is_shouted(question, pieces)
+    language = _latin_language(pieces)
     content: list[str] = []
     others: list[str] = []
     for piece in pieces:
         if piece.spaceless:
             (others if _HIRAGANA.fullmatch(piece.text) else content).extend(_spaceless_query(piece.text))
         else:
-            words = _words_of(piece.text, language, _is_name(piece, shouted))
+            words = _words_of(piece.text, language, piece.is_name)
             content += words.content
             others += words.all
     matched = tuple(dict.fromkeys(content or others))[:MAX_QUERY_WORDS]
@@ -155,11 +144,14 @@ def shared_words(question: str, text: str) -> tuple[str, ...]:
 
 def _pieces(text: str) -> list[_Piece]:
     plain = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+    matches = list(_PIECE.finditer(plain))
+    shouted = len(matches) > 2 and text.isupper()  # a sentence in capitals, which do not mark names then
     pieces = []
-    for match in _PIECE.finditer(plain):
-        before = plain[max(0, match.start() - 8) : match.start()].rstrip(" \t")
-        first = not before or before[-1] in _SENTENCE_ENDS
-        pieces.append(_Piece(match[0], match["spaceless"] is not None, first))
+    for match in matches:
+        word, before = match[0], plain[max(0, match.start() - 8) : match.start()].rstrip(" \t")
+        within = bool(before) and before[-1] not in _SENTENCE_ENDS
+        is_name = len(word) > 1 and not shouted and (word.isupper() or (within and word[0].isupper()))
+        pieces.append(_Piece(word, match["spaceless"] is not None, is_name))
     return pieces
 
 
@@ -224,17 +216,12 @@ def _words_of(text: str, language: str, is_name: bool) -> _Words:
             continue
         content.append(_fold(part))
         if stemmer and _ONLY_LETTERS.fullmatch(part):
-            content.append(_STEM + _fold(_stemmers.of(stemmer).stemWord(part)))
+            content.append(_STEM + _fold(_stem(part, stemmer)))
     if [whole] != parts:
         (content if content or not others else others).append(_fold(whole))
     if is_name and whole in _all_function_words():
         content.append(_NAME + whole)
     return _Words((*content, *others), tuple(content))
-
-
-def _is_shouted(text: str, pieces: Sequence[_Piece]) -> bool:
-    """Return whether a whole sentence is written in capitals, so that capitals do not mark names."""
-    return len(pieces) > 2 and text.isupper()
 
 
 def _lower(text: str) -> str:
@@ -251,13 +238,6 @@ def _all_function_words() -> frozenset[str]:
     return frozenset[str]().union(*map(_function_words, function_words()))
 
 
-def _is_name(piece: _Piece, shouted: bool) -> bool:
-    """Return whether a word is spelled like a name: with a capital inside a sentence, or in capitals."""
-    text = piece.text
-    capitals = len(text) > 1 and text.isupper() and not shouted
-    return capitals or (text[0].isupper() and len(text) > 1 and not piece.first and not shouted)
-
-
 def _fold(lower: str) -> str:
     """Return a word without accents, in scripts where an accent does not make another letter."""
     if lower.isascii() or not _MARKED_SCRIPTS.search(lower):
@@ -272,18 +252,8 @@ def _stemmer_of(text: str, language: str) -> str:
     return next((name for name, script in _STEMMERS_BY_SCRIPT if script.search(text)), "")
 
 
-class _Stemmers(threading.local):
-    """The stemmers of one thread, since the library's stemmers are not safe for several."""
+def _stem(word: str, language: str) -> str:
+    import Stemmer
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def of(self, language: str) -> Any:
-        if language not in self._made:
-            import Stemmer
-
-            self._made[language] = Stemmer.Stemmer(language)
-        return self._made[language]
-
-
-_stemmers = _Stemmers()
+    # A stemmer is not safe for several threads. One without a cache is made in a microsecond.
+    return str(Stemmer.Stemmer(language, 0).stemWord(word))

@@ -159,12 +159,13 @@ class KnowledgeBaseState:
         self.database.after_commit(self._drop_trials)
         return listed.version
 
-    def empty_conversations(self) -> None:
-        """Delete the text of conversations that have read removed documents; raises StoreError.
+    def forget_removed_text(self) -> None:
+        """Delete the text of conversations that have read removed documents, and of the database's log; raises StoreError.
 
-        They could not be continued anyway: this frees the disk and removes what they quoted.
+        The conversations could not be continued anyway: this frees the disk and removes what they quoted.
         """
         empty_outdated(self.conversations, self.documents.visible_versions())
+        self.database.empty_log()
 
     def close(self) -> None:
         """Write counters and close files; closing twice is fine."""

@@ -34,9 +34,6 @@ _LOCK_TRIES, _LOCK_TRY_S = (
     0.02,
 )  # a command that looks whether a process works holds the lock for an instant
 _RATE: Final = "prepare_rate {} {}"
-PASS: Final = "pass"
-"""The name of the rate of a short pass, for what was never measured itself."""
-
 _EMBEDDING_RATE: Final = "prepare_embedding_rate"
 _STARTING: Final = "starting"
 _START_S: Final = 120.0
@@ -51,8 +48,7 @@ class PreparationStatus:
         chunks: chunks of all documents.
         left: chunks for which a vector, KV or something beside it is still to be computed, as far as it fits the store's limit.
         left_without_kv: those of them that have no KV yet; a question computes them.
-        left_s: estimated seconds of work for the rest.
-        measured: whether all of it is estimated from what the same work has taken. Otherwise it takes at least so long.
+        left_s: estimated seconds of work for the rest, from what the same work has taken; None before all kinds of it were measured.
         process: the id of the process that prepares chunks now, or that was started to do so; None without one.
         left_without_vector: chunks that have no vector yet; a question finds them by their words alone.
     """
@@ -60,8 +56,7 @@ class PreparationStatus:
     chunks: int
     left: int
     left_without_kv: int
-    left_s: float
-    measured: bool
+    left_s: float | None
     process: int | None
     left_without_vector: int = 0
 
@@ -135,7 +130,7 @@ class Preparation:
         with self._database.transaction():
             if self.changed_s() > changed_s:
                 return False
-            self._record_left(0, 0, 0.0, measured=True)
+            self._record_left(0, 0, 0.0)
             self._record(_SINCE, 0.0)
         return True
 
@@ -154,20 +149,22 @@ class Preparation:
             min(chunks, int(max(self._facts.about(name).values(), default=0)))
             for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
-        left_s = sum(self._facts.about(_LEFT_S).values()) if left else 0.0
         measured = all(self._facts.about(_MEASURED).values()) or not left
+        left_s = sum(self._facts.about(_LEFT_S).values()) if left else 0.0
         if without_vector:
             rate = self._facts.get(_EMBEDDING_RATE)
             left, measured = max(left, without_vector), measured and rate is not None
             left_s += without_vector / rate if rate else 0.0
         process = self.worker()
         process = self.background() if process is None else process
-        return PreparationStatus(chunks, left, without_kv, left_s, measured, process, without_vector)
+        return PreparationStatus(
+            chunks, left, without_kv, left_s if measured else None, process, without_vector
+        )
 
-    def record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+    def record_left(self, chunks: int, without_kv: int, seconds: float | None) -> None:
         """Record the remaining work; see PreparationStatus."""
         with _if_possible(), self._database.transaction():
-            self._record_left(chunks, without_kv, seconds, measured=measured)
+            self._record_left(chunks, without_kv, seconds)
 
     def chunks_with_kv(self) -> dict[str, int]:
         """Return how many chunks of each document have prepared KV, by source; documents without any are left out."""
@@ -185,8 +182,10 @@ class Preparation:
         return self._facts.get(_RATE.format(kind, model[:16]))
 
     def unprepared_s(self, chunks: int) -> float | None:
-        """Estimate the seconds that a question takes to compute so many chunks; None before a pass was measured."""
-        rate = max(self._facts.about(_RATE.format(PASS, "").strip()).values(), default=0.0)
+        """Estimate the seconds that a question takes to compute so many chunks; None before any preparation was measured."""
+        rate = max(
+            self._facts.about(_RATE.partition(" ")[0]).values(), default=0.0
+        )  # the plainest kind is one pass
         ((found, tokens),) = self._database.query(
             "SELECT coalesce(sum(chunks), 0), coalesce(sum(tokens), 0) FROM documents"
         )
@@ -202,11 +201,11 @@ class Preparation:
         with _if_possible():
             self._facts.record(_EMBEDDING_RATE, chunks_per_s)
 
-    def _record_left(self, chunks: int, without_kv: int, seconds: float, *, measured: bool) -> None:
+    def _record_left(self, chunks: int, without_kv: int, seconds: float | None) -> None:
         self._record(_LEFT, chunks)
         self._record(_LEFT_WITHOUT_KV, without_kv)
-        self._record(_LEFT_S, seconds)
-        self._record(_MEASURED, measured)
+        self._record(_LEFT_S, seconds or 0.0)
+        self._record(_MEASURED, seconds is not None)
 
     def _record(self, about: str, value: float) -> None:
         self._facts.record(f"{about} {self.key}", value)

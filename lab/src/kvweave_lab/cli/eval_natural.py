@@ -37,7 +37,7 @@ class NaturalOptions:
         list[str] | None,
         typer.Option(
             "--kind",
-            help="within, paragraphs, documents, revised, number or unanswerable; repeatable. Default: all with an answer.",
+            help="Kind of question in the set, such as within or unanswerable; repeatable. Default: all with an answer.",
         ),
     ] = None
     limit: Annotated[

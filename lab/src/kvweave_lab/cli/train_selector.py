@@ -79,7 +79,7 @@ def _asked(options: opt.SharedOptions, questions: Path) -> "tuple[Adapter, list[
 
 def _questions(path: Path) -> list[str]:
     """Return the different non-empty lines of a file."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     questions = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not questions:
         raise InvalidRequest(f"{path} holds no questions; write one per line")

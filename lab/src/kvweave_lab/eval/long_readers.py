@@ -165,7 +165,7 @@ def _letter(record: JsonRecord, letter: object, options: "list[str] | tuple[str,
 
 def _open(path: Path) -> Any:
     try:
-        return path.open(encoding="utf-8", newline="")
+        return path.open(encoding="utf-8-sig", newline="")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check the path") from error
 

@@ -92,7 +92,7 @@ def read_pairs(path: Path) -> list[Pair]:
     pair that comes twice.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--pairs {path} cannot be read: {error}") from error
     pairs: list[Pair] = []

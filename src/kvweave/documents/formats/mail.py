@@ -6,6 +6,7 @@ quote of it is left out (`mail_quotes`).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from email import message_from_bytes
 from email.header import decode_header, make_header
@@ -48,14 +49,8 @@ def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
     if message.get_content_type() in _ENCRYPTED:
         raise UnreadableDocument("encrypted e-mail; save a decrypted copy")
     built = TextBuilder()
-    attachments, notes = _add_message(built, message, _Known(ctx.known_messages))
-    return Extracted(
-        built.text(),
-        _header(message, "Subject"),
-        tuple(built.sections),
-        notes,
-        attachments=tuple(attachments),
-    )
+    read = _add_message(built, message, _Known(ctx.known_messages))
+    return _extracted(built, _header(message, "Subject"), read.attachments(), read.notes)
 
 
 def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
@@ -65,18 +60,21 @@ def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     messages = [message_from_bytes(each, policy=compat32) for each in _messages(data)]
     known = _Known(ctx.known_messages, messages)
     built, attachments, notes = TextBuilder(), list[Attachment](), list[str]()
-    encrypted = 0
     for number, message in enumerate(messages, 1):
-        encrypted += message.get_content_type() in _ENCRYPTED
-        found, doubts = _add_message(built, message, known)
-        attachments += [Attachment(f"{number:04d} {each.name}", each.data) for each in found]
-        notes += doubts
+        read = _add_message(built, message, known)
+        attachments += [Attachment(f"{number:04d} {each.name}", each.data) for each in read.attachments()]
+        notes += read.notes
         ctx.alive()
-    if encrypted:
+    if encrypted := sum(each.get_content_type() in _ENCRYPTED for each in messages):
         notes.append(f"{encrypted} of {len(messages)} messages are encrypted")
-    return Extracted(
-        built.text(), "", tuple(built.sections), tuple(dict.fromkeys(notes)), attachments=tuple(attachments)
-    )
+    return _extracted(built, "", attachments, notes)
+
+
+def _extracted(
+    built: TextBuilder, title: str, attachments: Sequence[Attachment], notes: Sequence[str]
+) -> Extracted:
+    sections, once = tuple(built.sections), tuple(dict.fromkeys(notes))
+    return Extracted(built.text(), title, sections, once, attachments=tuple(attachments))
 
 
 def _messages(data: bytes) -> Iterator[bytes]:
@@ -93,13 +91,10 @@ def message_ids(paths: Iterable[Path]) -> dict[str, Path]:
     for path in paths:
         if content_suffix(path.name) == ".mbox":
             continue
-        try:
-            with open(path, "rb") as stream:
-                beginning = stream.read(_HEADER_BYTES)
-        except OSError:
-            continue
-        if identity := _id(message_from_bytes(beginning.lstrip(), policy=compat32)):
-            found.setdefault(identity, path)
+        with suppress(OSError), open(path, "rb") as stream:
+            message = message_from_bytes(stream.read(_HEADER_BYTES).lstrip(), policy=compat32)
+            if identity := _id(message):
+                found.setdefault(identity, path)
     return found
 
 
@@ -131,41 +126,17 @@ class _Known:
             if len(self._read) >= _MAX_KEPT:
                 self._read.clear()
             sender, date = _header(message, "From"), _header(message, "Date")
-            text = _Body(with_attachments=False).read(message).text
+            text = _Body().read(message).text
             self._read[identity] = QuotedMail(sender, date, text)
         return self._read[identity]
 
     def _stored(self, identity: str) -> Message | None:
-        path = self._files.get(identity)
-        try:
-            data = path.read_bytes() if path else b""
-        except OSError:
-            return None
-        return message_from_bytes(data.lstrip(), policy=compat32) if data else None
+        with suppress(KeyError, OSError):
+            return message_from_bytes(self._files[identity].read_bytes().lstrip(), policy=compat32)
+        return None
 
 
 # One message
-
-
-def _add_message(
-    built: TextBuilder, message: Message, known: _Known
-) -> tuple[list[Attachment], tuple[str, ...]]:
-    """Append a message as a section; return its attachments and notes."""
-    subject = _header(message, "Subject")
-    named = ((name, _header(message, name)) for name in ("From", "Date", "Subject"))
-    head = clean("".join(f"{name}: {value}\n" for name, value in named if value)) + "\n"
-    built.mark(heading=(subject,) if subject else (), head=head)
-    receivers = _header(message, "To")
-    page, attachments, notes = _body(message)
-    body, sections = page.text, page.sections
-    mails = known.quoted_by(message)
-    own = without_quotes(body, page.quotes, mails) if mails else body
-    if own != body:
-        body, sections = own, ()  # their offsets are no longer right
-    built.add(head + (f"To: {receivers[:500]}\n\n" if receivers else ""))
-    repeated = [replace(each, head=head + each.head) for each in sections]
-    built.add_sections(body.rstrip() + "\n\n", repeated, (subject,) if subject else ())
-    return attachments, notes
 
 
 def _header(message: Message, name: str) -> str:
@@ -189,18 +160,11 @@ def _decoded_words(text: str) -> str:
         return text
 
 
-def _body(message: Message) -> tuple[HtmlText, list[Attachment], tuple[str, ...]]:
-    """Return the text that a mail program shows, the attachments, and notes."""
-    body = _Body()
-    return body.read(message), body.attachments, tuple(body.notes)
-
-
 class _Body:
-    """Reads the parts of one message; the attachments only if they are wanted."""
+    """Reads the parts of one message that are shown, and collects the others."""
 
-    def __init__(self, *, with_attachments: bool = True) -> None:
-        self._with_attachments = with_attachments
-        self.attachments: list[Attachment] = []
+    def __init__(self) -> None:
+        self._attached: list[Message] = []
         self.notes: list[str] = []
         self._parts = 0
 
@@ -219,12 +183,32 @@ class _Body:
                 )
             return _joined(pages)
         if part.get_content_disposition() == "attachment" or name or kind not in ("text/plain", "text/html"):
-            if self._with_attachments:
-                self.attachments += _attachment(part, kind, name)
+            self._attached.append(part)
             return HtmlText("", "")
         text, note = _text(part)
         self.notes += [note] if note else []
         return read_html(text) if kind == "text/html" else HtmlText(text.lstrip(), "")
+
+    def attachments(self) -> list[Attachment]:
+        """Return the attachments, decoded only now: those of an e-mail that a reply quotes are not needed."""
+        return [found for part in self._attached if (found := _attachment(part)) is not None]
+
+
+def _add_message(built: TextBuilder, message: Message, known: _Known) -> _Body:
+    """Append a message as a section; return its body for the attachments and notes."""
+    subject = _header(message, "Subject")
+    named = ((name, _header(message, name)) for name in ("From", "Date", "Subject"))
+    head = clean("".join(f"{name}: {value}\n" for name, value in named if value)) + "\n"
+    built.mark(heading=(subject,) if subject else (), head=head)
+    receivers = _header(message, "To")
+    body = _Body()
+    page = body.read(message)
+    own = without_quotes(page.text, page.quotes, known.quoted_by(message))
+    sections = page.sections if own == page.text else ()  # their offsets are no longer right
+    built.add(head + (f"To: {receivers[:500]}\n\n" if receivers else ""))
+    repeated = [replace(each, head=head + each.head) for each in sections]
+    built.add_sections(own.rstrip() + "\n\n", repeated, (subject,) if subject else ())
+    return body
 
 
 def _best(alternatives: Sequence[tuple[str, HtmlText]]) -> list[HtmlText]:
@@ -255,30 +239,26 @@ def _joined(pages: Sequence[HtmlText]) -> HtmlText:
 
 def _text(part: Message) -> tuple[str, str]:
     data = _bytes(part)
-    charset = str(part.get_content_charset() or "")
-    try:
-        if charset and charset not in ("us-ascii", "ascii"):
+    charset = str(part.get_content_charset() or "ascii")
+    with suppress(LookupError, UnicodeDecodeError):
+        if charset not in ("us-ascii", "ascii"):
             return decode_as(data, charset).replace("\r\n", "\n"), ""
-    except (LookupError, UnicodeDecodeError):
-        pass
     try:
         return decode(data) if data.strip() else ("", "")
     except UnreadableDocument as error:  # the other messages of a mailbox can still be read
         return "", f"text of an e-mail left out: {error}"
 
 
-def _attachment(part: Message, kind: str, name: str | None) -> list[Attachment]:
-    if kind == "message/rfc822":
-        inside = part.get_payload()
+def _attachment(part: Message) -> Attachment | None:
+    """Return an attachment; None for images within the text, and for parts that mail programs do not show."""
+    name, inside = part.get_filename(), part.get_payload()
+    if part.get_content_type() == "message/rfc822":
         if not isinstance(inside, list) or not isinstance(inside[0], Message):
-            return []
+            return None
         title = _header(inside[0], "Subject") or "e-mail"
-        return [Attachment(f"{title}.eml", inside[0].as_bytes(policy=compat32))]
-    if not name or (
-        part.get_content_maintype() == "image" and part.get_content_disposition() != "attachment"
-    ):
-        return []  # images within the text, and parts that mail programs do not show
-    return [Attachment(_decoded_words(name), _bytes(part))]
+        return Attachment(f"{title}.eml", inside[0].as_bytes(policy=compat32))
+    is_picture = part.get_content_maintype() == "image" and part.get_content_disposition() != "attachment"
+    return Attachment(_decoded_words(name), _bytes(part)) if name and not is_picture else None
 
 
 def _bytes(part: Message) -> bytes:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, takewhile
 from typing import Final
 
 from kvweave.documents.html import Extent
@@ -82,89 +83,71 @@ def without_quotes(text: str, extents: Sequence[Extent], mails: Sequence[QuotedM
         extents: where it has quotations that HTML marks.
         mails: the e-mails that it answers.
     """
-    lines = text.splitlines(keepends=True)
-    marked, start = list[bool](), 0
-    for line in lines:
-        end = start + len(line)
-        inside = any(first < end and start < last for first, last in extents)
-        marked.append(inside or _QUOTED.match(line) is not None)
-        start = end
-    dropped = [False] * len(lines)
+    reply = _Reply(text, extents)
     for mail in mails:
-        _mark_quoted(lines, marked, dropped, mail)
-        _mark_forwarded(lines, marked, dropped, mail)
-        _mark_announcements(lines, marked, dropped, mail)
-    if not any(dropped):
+        reply.drop_quoted(mail)
+        reply.drop_forwarded(mail)
+        reply.drop_announcements(mail)
+    if not any(reply.dropped):
         return text
-    kept = "".join(line for line, drop in zip(lines, dropped, strict=True) if not drop)
+    kept = "".join(line for line, drop in zip(reply.lines, reply.dropped, strict=True) if not drop)
     return re.sub(r"\n{3,}", "\n\n", kept).strip("\n") + "\n"
 
 
-def _mark_quoted(lines: Sequence[str], marked: Sequence[bool], dropped: list[bool], mail: QuotedMail) -> None:
-    """Mark the lines that are marked as quoted and that the e-mail has, and blank ones beside them."""
-    before = False
-    for n, line in enumerate(lines):
-        if not marked[n]:
-            before = before and not line.strip()
-            continue
-        if words_of(line):
-            before = mail.has(line)
-        dropped[n] = dropped[n] or before
+class _Reply:
+    """The lines of a reply: which are marked as quoted, and which are left out."""
 
+    def __init__(self, text: str, extents: Sequence[Extent]) -> None:
+        self.lines = text.splitlines(keepends=True)
+        self.dropped = [False] * len(self.lines)
+        self._marked = [
+            _QUOTED.match(line) is not None
+            or any(first < end and end - len(line) < last for first, last in extents)
+            for line, end in zip(self.lines, accumulate(map(len, self.lines)), strict=True)
+        ]
 
-def _mark_forwarded(
-    lines: Sequence[str], marked: Sequence[bool], dropped: list[bool], mail: QuotedMail
-) -> None:
-    """Mark what the e-mail has below its header, which mail programs like Outlook put above an unmarked quotation.
+    def drop_quoted(self, mail: QuotedMail) -> None:
+        """Drop the lines that are marked as quoted and that the e-mail has, and blank ones beside them."""
+        before = False
+        for n, line in enumerate(self.lines):
+            if not self._marked[n]:
+                before = before and not line.strip()
+                continue
+            if words_of(line):
+                before = mail.has(line)
+            self.dropped[n] |= before
 
-    The header has two lines or more and names the sender, and the quotation starts where the e-mail does.
-    """
-    n = 0
-    while n < len(lines):
-        first, n = n, n + 1
-        if marked[first] or dropped[first] or not _is_header_start(lines, first):
-            continue
-        body = _header_end(lines, first)
-        header = set(words_of("".join(lines[first:body])))
-        end = body
-        while end < len(lines) and (not words_of(lines[end]) or mail.has(lines[end])):
-            end += 1
-        beginning = next((line for line in lines[body:end] if words_of(line)), "")
-        if body - first < 2 or header.isdisjoint(mail.names) or not mail.begins_with(beginning):
-            continue
-        if first and _RULE.match(lines[first - 1]):
-            first -= 1
-        dropped[first:end] = [True] * (end - first)
-        n = end
+    def drop_forwarded(self, mail: QuotedMail) -> None:
+        """Drop what the e-mail has below its header, which mail programs like Outlook put above an unmarked quotation.
 
+        The header has two lines or more and names the sender, and the quotation starts where the e-mail does.
+        """
+        lines = self.lines
+        for first in range(len(lines)):
+            if self._marked[first] or self.dropped[first] or (first and _FIELD.match(lines[first - 1])):
+                continue
+            header = list(takewhile(_FIELD.match, lines[first : first + _MAX_HEADER_LINES]))
+            if len(header) < 2 or mail.names.isdisjoint(words_of("".join(header))):
+                continue
+            body = first + len(header)
+            others = (n for n in range(body, len(lines)) if words_of(lines[n]) and not mail.has(lines[n]))
+            end = next(others, len(lines))
+            if mail.begins_with(next(filter(words_of, lines[body:end]), "")):
+                start = first - 1 if first and _RULE.match(lines[first - 1]) else first
+                self.dropped[start:end] = [True] * (end - start)
 
-def _is_header_start(lines: Sequence[str], n: int) -> bool:
-    return _FIELD.match(lines[n]) is not None and (n == 0 or _FIELD.match(lines[n - 1]) is None)
-
-
-def _header_end(lines: Sequence[str], first: int) -> int:
-    """Return the line behind a header."""
-    end = first
-    while end < min(len(lines), first + _MAX_HEADER_LINES) and _FIELD.match(lines[end]):
-        end += 1
-    return end
-
-
-def _mark_announcements(
-    lines: Sequence[str], marked: Sequence[bool], dropped: list[bool], mail: QuotedMail
-) -> None:
-    """Mark the lines above a quotation that was left out if they name the e-mail, often on two lines."""
-    for n in range(1, len(lines)):
-        if not (dropped[n] and marked[n]) or dropped[n - 1]:
-            continue
-        last = n - 1
-        while last >= 0 and not lines[last].strip():
-            last -= 1
-        for first in range(last, max(last - _MAX_ATTRIBUTION_LINES, -1), -1):
-            if not lines[first].strip() or marked[first]:
-                break
-            if mail.is_announced_by("".join(lines[first : last + 1])):
-                above = lines[first - 1] if first and not marked[first - 1] else ""
-                first -= mail.is_dated_in(above)
-                dropped[first:n] = [True] * (n - first)
-                break
+    def drop_announcements(self, mail: QuotedMail) -> None:
+        """Drop the lines above a quotation that was left out if they name the e-mail, often on two lines."""
+        lines, marked = self.lines, self._marked
+        for n in range(1, len(lines)):
+            if not (self.dropped[n] and marked[n]) or self.dropped[n - 1]:
+                continue
+            last = next((at for at in range(n - 1, -1, -1) if lines[at].strip()), -1)
+            for first in range(last, max(last - _MAX_ATTRIBUTION_LINES, -1), -1):
+                if not lines[first].strip() or marked[first]:
+                    break
+                if mail.is_announced_by("".join(lines[first : last + 1])):
+                    above = lines[first - 1] if first and not marked[first - 1] else ""
+                    first -= mail.is_dated_in(above)
+                    self.dropped[first:n] = [True] * (n - first)
+                    break

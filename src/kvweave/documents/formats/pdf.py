@@ -2,11 +2,9 @@
 
 import io
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kvweave.documents.encodings import decode
 from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
@@ -50,8 +48,7 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         raise UnreadableDocument(f"damaged PDF ({damage[0]})")
     if not any(pages):
         raise UnreadableDocument("PDF without a text layer (scanned pages?); run it through OCR first")
-    found = _put_together(pages, len(damage), headings, clean(title.strip()))
-    return replace(found, notes=(*found.notes, _XFA)) if is_xfa else found
+    return _put_together(pages, len(damage), headings, clean(title.strip()), is_xfa)
 
 
 def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
@@ -60,22 +57,13 @@ def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
     for page in reader.pages:
         try:
             shown = clean(page.extract_text()).strip()
-            entries = clean("".join(f"{entry}\n" for entry in _entries_of(page)))
+            entries = clean("".join(f"{entry}\n" for entry in _entries(page)))
             texts.append(f"{shown}\n\n{entries}".strip())
         except Exception as error:
             texts.append("")
             damage.append(f"{type(error).__name__}: {error}")
         ctx.alive()
     return texts, damage
-
-
-def _entries_of(page: Any) -> list[str]:
-    """Return the entries of a page; those before a damaged one if there is one, since the page's text is good without them."""
-    found = list[str]()
-    with suppress(Exception):
-        for entry in _entries(page):
-            found.append(entry)
-    return found
 
 
 def _is_xfa(reader: Any) -> bool:
@@ -86,20 +74,22 @@ def _is_xfa(reader: Any) -> bool:
     return False
 
 
-def _entries(page: Any) -> Iterator[str]:
-    """Yield what was typed into the fields of a page, as "label: entry", and the notes that were typed onto it."""
-    for reference in page.get("/Annots", None) or ():
-        note = reference.get_object()
-        if not isinstance(note, dict) or _number(note.get("/F")) & _HIDDEN:
-            continue
-        if note.get("/Subtype") == "/FreeText" and note.get("/Contents"):
-            yield str(note["/Contents"])
-        elif note.get("/Subtype") == "/Widget":
-            field = _inherited(note)
-            entry = _entry(field)
-            label = " ".join(str(field.get("/TU") or field.get("/T") or "").split())
-            if entry:
-                yield f"{label}: {entry}" if label else entry
+def _entries(page: Any) -> list[str]:
+    """Return what was typed into the fields of a page, as "label: entry", and the notes that were typed onto it."""
+    found = list[str]()
+    with suppress(Exception):  # the text of the page and the entries before a damaged one are good without it
+        for reference in page.get("/Annots", None) or ():
+            note = reference.get_object()
+            if not isinstance(note, dict) or _number(note.get("/F")) & _HIDDEN:
+                continue
+            if note.get("/Subtype") == "/FreeText" and note.get("/Contents"):
+                found.append(str(note["/Contents"]))
+            elif note.get("/Subtype") == "/Widget":
+                field = _inherited(note)
+                label = " ".join(str(field.get("/TU") or field.get("/T") or "").split())
+                if entry := _entry(field):
+                    found.append(f"{label}: {entry}" if label else entry)
+    return found
 
 
 def _inherited(widget: Any) -> dict[str, Any]:
@@ -123,11 +113,8 @@ def _entry(field: dict[str, Any]) -> str:
         if state == "Off" or _number(field.get("/Ff")) & _PUSH_BUTTON:
             return ""
         return "yes" if state.lower() in ("yes", "on", "1") else state
-    if (
-        value is None
-        or kind not in ("/Tx", "/Ch")
-        or (kind == "/Tx" and _number(field.get("/Ff")) & _PASSWORD)
-    ):
+    is_password = kind == "/Tx" and _number(field.get("/Ff")) & _PASSWORD
+    if value is None or kind not in ("/Tx", "/Ch") or is_password:
         return ""
     values = value if isinstance(value, list) else [value]
     return ", ".join(_typed(each.get_object()) for each in values).strip()
@@ -143,7 +130,7 @@ def _number(value: Any) -> int:
 
 
 def _put_together(
-    pages: list[str], damaged: int, headings: dict[int, tuple[str, ...]], title: str
+    pages: list[str], damaged: int, headings: dict[int, tuple[str, ...]], title: str, is_xfa: bool
 ) -> Extracted:
     built, heading = TextBuilder(), tuple[str, ...]()
     for number, text in enumerate(pages, 1):
@@ -152,12 +139,11 @@ def _put_together(
             built.add("\n\n" if built.length else "")
             built.mark(page=number, heading=heading)
             built.add(text)
-    left_out = (
-        (pages.count("") - damaged, "have no text (scanned pages?)"),
-        (damaged, "are damaged and left out"),
-    )
-    notes = tuple(f"{count} of {len(pages)} pages {what}" for count, what in left_out if count)
-    return Extracted(built.text(), title, tuple(built.sections), notes)
+    empty = pages.count("") - damaged
+    left_out = ((empty, "have no text (scanned pages?)"), (damaged, "are damaged and left out"))
+    notes = [f"{count} of {len(pages)} pages {what}" for count, what in left_out if count]
+    notes += [_XFA] if is_xfa else []
+    return Extracted(built.text(), title, tuple(built.sections), tuple(notes))
 
 
 def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
@@ -175,22 +161,19 @@ def _headings(reader: Any) -> dict[int, tuple[str, ...]]:
             if number is not None and number >= 0:
                 found.setdefault(number + 1, last)
 
-    try:
+    with suppress(Exception):  # outlines are often damaged, and the text is good without them
         walk(list(reader.outline), ())
-    except Exception:  # outlines are often damaged, and the text is good without them
-        return {}
-    return found
+        return found
+    return {}
 
 
 def _import_pypdf() -> ModuleType:
     require("pdf", "reading PDF", "pypdf")
-    import pypdf  # optional, so not at the top
-    import pypdf.errors
+    import pypdf.errors  # optional, so not at the top
 
     # Warnings about sloppy files are not for the user; real damage is raised. The level is set once, by the first thread,
     # and not at all if the application has chosen one.
     logger = logging.getLogger("pypdf")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)
-    module: ModuleType = pypdf
-    return module
+    return cast(ModuleType, pypdf)

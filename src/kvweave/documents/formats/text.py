@@ -6,11 +6,10 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, Final
 
 from kvweave.documents.encodings import Decoded, decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, section_at
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
@@ -44,14 +43,13 @@ Heading = tuple[int, str, str]
 
 def read_plain(data: bytes, ctx: ReadContext) -> Extracted:
     """Read text without known headings: source code, logs, data."""
-    text, note = _decoded(data)
-    return Extracted(text, notes=_notes(note), numbered_lines=True)
+    return _extracted(_decoded(data))
 
 
 def read_json(data: bytes, ctx: ReadContext) -> Extracted:
     """Read JSON, also with a value on each line, as it is written, but with letters in place of escapes such as `\\u00e9`."""
     text, note = _decoded(data)
-    return Extracted(clean(_ESCAPED.sub(_letter, text)), notes=_notes(note), numbered_lines=True)
+    return _extracted(Decoded(clean(_ESCAPED.sub(_letter, text)), note))
 
 
 def _letter(escape: re.Match[str]) -> str:
@@ -68,31 +66,29 @@ def _decoded(data: bytes) -> Decoded:
     return Decoded(_EMBEDDED.sub("", text) if ";base64," in text else text, note)
 
 
+def _extracted(found: Decoded, title: str = "", sections: tuple[Section, ...] = ()) -> Extracted:
+    return Extracted(found.text, title, sections, found.notes, numbered_lines=True)
+
+
 def read_prose(data: bytes, ctx: ReadContext) -> Extracted:
     """Read plain text or reStructuredText with underlined headings; the first heading is the title."""
-    text, note = _decoded(data)
-    title, plain = _without_front_matter(text)
+    read = _decoded(data)
+    title, plain = _without_front_matter(read.text)
     found = [(each.start(), each[2], each[1].strip()) for each in _UNDERLINED.finditer(plain)]
-    title = title or (found[0][2] if found else "")
-    return Extracted(text, title, _sections(found), _notes(note), numbered_lines=True)
+    return _extracted(read, title or (found[0][2] if found else ""), _sections(found))
 
 
 def read_markdown(data: bytes, ctx: ReadContext) -> Extracted:
     """Read Markdown; the first heading is the title, unless data before the text has one."""
-    text, note = _decoded(data)
-    title, sections = _markdown(text)
-    return Extracted(text, title, sections, _notes(note), numbered_lines=True)
+    read = _decoded(data)
+    return _extracted(read, *_markdown(read.text))
 
 
 def read_page(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the text that a browser shows for HTML."""
-    markup, note = decode(data)
-    page = read_html(markup)
-    return Extracted(page.text, page.title, page.sections, _notes(note))
-
-
-def _notes(note: str) -> tuple[str, ...]:
-    return (note,) if note else ()
+    read = decode(data)
+    page = read_html(read.text)
+    return Extracted(page.text, page.title, page.sections, read.notes)
 
 
 def _without_front_matter(text: str) -> tuple[str, str]:
@@ -115,16 +111,13 @@ def _markdown(text: str) -> tuple[str, tuple[Section, ...]]:
         (each.start(), each[1], each[2].rstrip().rstrip("#").rstrip())
         for each in _ATX_HEADING.finditer(plain)
     ]
-    title = found[0][2] if found else ""
     underlined = [
         (each.start(), "#" if each[2] == "=" else "##", each[1].strip())
         for each in _UNDERLINED.finditer(plain)
         if each[2] in "=-" and "|" not in each[1]
     ]
-    if not title and underlined:
-        title = underlined[0][2]
-    headings = _sections(sorted(found + underlined))
-    return named or title, _with_tables(plain, headings)
+    title = named or next((words for _, _, words in found + underlined), "")
+    return title, _with_tables(plain, _sections(sorted(found + underlined)))
 
 
 def _sections(headings: list[Heading]) -> tuple[Section, ...]:
@@ -140,18 +133,11 @@ def _sections(headings: list[Heading]) -> tuple[Section, ...]:
 
 
 def _with_tables(text: str, headings: tuple[Section, ...]) -> tuple[Section, ...]:
-    starts = [section.start for section in headings]
-
-    def path(offset: int) -> tuple[str, ...]:
-        at = bisect_right(starts, offset) - 1
-        return headings[at].heading if at >= 0 else ()
-
-    found = list(headings)
+    found = {each.start: each for each in headings}
     for start, end, head in _tables(text):
-        if end not in starts:
-            found.append(Section(end, heading=path(end)))
-        found.append(Section(start, heading=path(start), head=head))
-    return tuple(sorted(found, key=lambda section: section.start))
+        found.setdefault(end, Section(end, heading=section_at(headings, end).heading))
+        found[start] = Section(start, heading=section_at(headings, start).heading, head=head)
+    return tuple(found[start] for start in sorted(found))
 
 
 def _tables(text: str) -> Iterator[tuple[int, int, str]]:
@@ -175,40 +161,22 @@ def _tables(text: str) -> Iterator[tuple[int, int, str]]:
 
 def read_csv(data: bytes, ctx: ReadContext) -> Extracted:
     """Read comma-separated values as they are. If the first record looks like a header, every chunk repeats it."""
-    text, note = _decoded(data)
-    header = _header(text)
-    sections = (Section(0, head=header),) if header else ()
-    return Extracted(text, "", sections, _notes(note), numbered_lines=True)
+    read = _decoded(data)
+    header = _header(read.text)
+    return _extracted(read, "", (Section(0, head=header),) if header else ())
 
 
 def _header(text: str) -> str:
     """Return the first record with its line end if it names columns, without empty cells and numbers; otherwise nothing."""
-    beginning = text[:_MAX_HEADER_CHARS]
+    lines = text[:_MAX_HEADER_CHARS].splitlines(keepends=True)
     try:
-        dialect = csv.Sniffer().sniff(beginning.partition("\n")[0] + "\n", delimiters=",;\t|")
+        dialect = csv.Sniffer().sniff(text[:_MAX_HEADER_CHARS].partition("\n")[0] + "\n", delimiters=",;\t|")
+        reader = csv.reader(lines, dialect)
+        names = [cell.strip() for cell in next(reader, [])]
     except csv.Error:
         return ""
-    lines = beginning.splitlines(keepends=True)
-    used = 0
-
-    def counted() -> Any:
-        nonlocal used
-        for line in lines:
-            used += 1
-            yield line
-
-    try:
-        record = next(islice(csv.reader(counted(), dialect), 1), [])
-    except csv.Error:
-        return ""
-    names = [cell.strip() for cell in record]
-    if (
-        len(names) < 2
-        or any(_NUMBER.fullmatch(name) or not name for name in names[:-1])
-        or used == len(lines)
-    ):
-        return ""
-    return "".join(lines[:used])
+    names_columns = len(names) > 1 and all(name and not _NUMBER.fullmatch(name) for name in names[:-1])
+    return "".join(lines[: reader.line_num]) if names_columns and reader.line_num < len(lines) else ""
 
 
 # Jupyter notebooks
@@ -216,9 +184,9 @@ def _header(text: str) -> str:
 
 def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the text, code and printed results of a notebook as Markdown. A section's last heading is its cell's number."""
-    text, note = decode(data)
+    read = decode(data)
     try:
-        book = json.loads(text)
+        book = json.loads(read.text)
         cells = (
             book["cells"] if "cells" in book else [c for sheet in book["worksheets"] for c in sheet["cells"]]
         )
@@ -230,7 +198,7 @@ def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableDocument(f"damaged notebook ({type(error).__name__}: {error})") from error
     title, sections = _markdown(built.text())
-    return Extracted(built.text(), title, _with_cells(sections, starts), _notes(note))
+    return Extracted(built.text(), title, _with_cells(sections, starts), read.notes)
 
 
 def _add_cell(built: TextBuilder, cell: Any, language: str) -> None:
@@ -255,12 +223,9 @@ def _joined(lines: Any) -> str:
 
 def _with_cells(sections: tuple[Section, ...], starts: list[int]) -> tuple[Section, ...]:
     """Start a section at each cell, and add the cell's number to the headings of all sections."""
-    at = [section.start for section in sections]
     found = []
-    for start in sorted({*at, *starts}):
-        before = bisect_right(at, start) - 1
-        heading = sections[before].heading if before >= 0 else ()
-        head = sections[before].head if before >= 0 and at[before] == start else ""
-        cell = f"cell {bisect_right(starts, start)}"
-        found.append(Section(start, heading=(*heading, cell), head=head))
+    for start in sorted({*starts, *(each.start for each in sections)}):
+        section, cell = section_at(sections, start), f"cell {bisect_right(starts, start)}"
+        head = section.head if section.start == start else ""
+        found.append(Section(start, heading=(*section.heading, cell), head=head))
     return tuple(found)

@@ -66,7 +66,7 @@ def read_tenants(path: Path, own_keys: Sequence[str] = ()) -> Tenants:
     Raises InvalidRequest, naming the file, if the file is not of this form.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tenants")
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("tenants")
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} cannot be read as TOML: {error}") from error
     if not isinstance(table, dict) or not table or not all(isinstance(key, str) for key in table.values()):

@@ -21,7 +21,6 @@ from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_c
 from kvweave_lab.eval.natural.outcomes import NaturalLog, NaturalOutcome
 from kvweave_lab.eval.natural.prompts import LENGTHS, NaturalPrompt, instruction, make_prompt
 from kvweave_lab.eval.natural.questions import (
-    KINDS,
     SPLITS,
     UNANSWERABLE,
     Question,
@@ -230,7 +229,7 @@ class NaturalBenchmark:
 def _subsets(outcomes: Sequence[NaturalOutcome]) -> dict[str, list[NaturalOutcome]]:
     """Return the outcomes of prompts with all evidence, and of each kind of question; those that there are."""
     found = {"all evidence": [outcome for outcome in outcomes if outcome.evidence == 1]}
-    for kind in KINDS:
+    for kind in sorted({outcome.kind for outcome in outcomes}):
         found[kind] = [outcome for outcome in outcomes if outcome.kind == kind]
     return {name: own for name, own in found.items() if own}
 
@@ -254,12 +253,13 @@ def chosen_candidates(request: Request) -> list[Candidate]:
 
 def chosen_questions(content: QuestionSet, request: Request) -> list[Question]:
     """Return the questions of the split and the kinds, limited; raise InvalidRequest if there are none."""
-    unknown = sorted({*request.kinds} - {*KINDS})
+    known = sorted({each.kind for each in content.questions})
+    unknown = sorted({*request.kinds} - {*known})
     if unknown:
-        raise InvalidRequest(f"there is no kind {unknown[0]!r}; choose from {', '.join(KINDS)}")
+        raise InvalidRequest(f"the set has no kind {unknown[0]!r}; choose from {', '.join(known)}")
     if request.split not in SPLITS:
         raise InvalidRequest(f"there is no split {request.split!r}; choose one of {', '.join(SPLITS)}")
-    kinds = request.kinds or tuple(kind for kind in KINDS if kind != UNANSWERABLE)
+    kinds = request.kinds or tuple(kind for kind in known if kind != UNANSWERABLE)
     found = [each for each in content.questions if each.split == request.split and each.kind in kinds]
     if not found:
         raise InvalidRequest(f"the set has no questions of split {request.split} and kind {', '.join(kinds)}")
