@@ -40,6 +40,9 @@ class Database:
     Of a file that can be read but not written to, a temporary copy is used: what is written is forgotten when it is closed. What
     must not be forgotten calls `check_writable` first.
 
+    A process that was forked since cannot use it: each use raises StoreError, and closing does nothing. SQLite forbids to carry a
+    connection over a fork, and the threads of torch and LanceDB, which the caller is about to use, do not survive one.
+
     Errors of SQLite are raised as a StoreError that names the file and says what to do. StoreTooNew: a newer
     kvweave wrote it. StoreBusy: another process holds the write lock for longer than `BUSY_WAIT_S`. StoreFull:
     the disk is full. StoreError itself: the file is damaged, is no database or cannot be read or written.
@@ -49,7 +52,8 @@ class Database:
         self.path = path
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._local = threading.local()  # `session`: this thread's, inside a transaction
-        self.closed = False
+        self._closed = False
+        self._process = os.getpid()
         self._sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
         self._idle: list[_Session] = []
         self._guard = threading.Lock()
@@ -64,6 +68,11 @@ class Database:
         except StoreError:
             self.close()
             raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._closed or self._forked
 
     @property
     def read_only(self) -> bool:
@@ -150,8 +159,10 @@ class Database:
 
     def close(self) -> None:
         """Close every connection; using the database afterwards raises StoreError."""
+        if self._forked:
+            return
         with self._guard:
-            self.closed = True
+            self._closed = True
             for session in self._sessions:
                 session.close()
             self._sessions.clear()
@@ -171,9 +182,18 @@ class Database:
 
     def _own(self) -> "_Session | None":
         """Return the connection of this thread's transaction; None outside of one."""
-        if self.closed:
+        if self._forked:
+            raise StoreError(
+                f"{self.path} was opened before this process was forked, and cannot be used here: open the knowledge base or store "
+                "in each process after the fork, or start processes with spawn"
+            )
+        if self._closed:
             raise StoreError(f"{self.path} was closed; open the knowledge base or store again")
         return getattr(self._local, "session", None)
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
 
     @contextmanager
     def _session(self) -> Iterator["_Session"]:

@@ -22,6 +22,7 @@ from kvweave.cancellation import check_cancelled
 from kvweave.config import EMBEDDING_MODELS
 from kvweave.errors import MissingExtra, ModelNotFound
 from kvweave.extras import require
+from kvweave.hub import folder_without_hub
 from kvweave.machine import all_threads, has_fast_matmul, respect_cpu_limits
 from kvweave.once import once
 
@@ -284,10 +285,13 @@ def _json(file: Path) -> Any:
 
 
 def _local_folder(place: str, kind: str, wanted: str) -> Path | None:
-    """Return the folder that a model's place names, or None for a hub id. Raises ModelNotFound if the folder is not there."""
+    """Return the folder that a model's place names, or that a hub id has on the disk while the hub is silent; None to ask it.
+
+    Raises ModelNotFound if the folder is not there.
+    """
     folder = Path(place).expanduser()
     if not (folder.exists() or place.startswith(("/", ".", "~"))):
-        return None
+        return folder_without_hub(place)
     if not folder.is_dir():
         raise ModelNotFound(f"no {kind} at {folder}: give {wanted}")
     return folder

@@ -477,6 +477,8 @@ def open_knowledge_base(
     `settings` are those of `kvweave.config`, such as `model` and `top_k`. Without `model`, the one that the knowledge
     base was made with is used, for a new one the shipped reference model.
 
+    A process that is forked afterwards cannot use it, and gets StoreError: open it in each process after the fork.
+
     Raises InvalidRequest for an unknown setting.
     """
     return KnowledgeBase(name, read_config(Path(home) if home else None, **settings))

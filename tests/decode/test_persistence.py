@@ -47,12 +47,14 @@ def adapter():
     return tiny_adapter("qwen2")
 
 
-def test_a_resumed_text_continues_exactly_as_one_that_was_never_interrupted(adapter, tmp_path):
-    with begun(adapter, tmp_path / "whole") as cache:
+@pytest.mark.parametrize("storage", ["exact", "int4"])
+def test_a_resumed_text_continues_exactly_as_one_that_was_never_interrupted(adapter, tmp_path, storage):
+    kv = replace(KV, storage=storage)
+    with begun(adapter, tmp_path / "whole", kv) as cache:
         decode(adapter, cache, FIRST)
         expected = decode(adapter, cache, SECOND)
         splits = cache.counts.splits
-    with begun(adapter, tmp_path / "persisted") as cache:
+    with begun(adapter, tmp_path / "persisted", kv) as cache:
         decode(adapter, cache, FIRST)
         before = cache.counts.splits
         persist(cache, tmp_path / "persisted", [*IDS, *FIRST], adapter.fingerprint.digest)
@@ -175,6 +177,7 @@ def earlier(folder, layout: str) -> None:
     content = (folder / "index").read_bytes()[8:]
     length = int.from_bytes(content[:8], "little")
     facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
+    facts["format"] = 4
     facts["settings"]["clusters"] |= {"split": "delayed", "local_entries": 128}
     facts["settings"]["flash"] |= {"order": "together", "layout": layout}
     facts["settings"]["residency"] = {"replacement": "lru", "prefetch": 0, "representatives": "resident"}

@@ -67,11 +67,14 @@ def test_a_step_attends_to_no_more_than_the_budget(strategy, budget, monkeypatch
 
 @pytest.mark.parametrize("strategy", CLUSTERED)
 @pytest.mark.parametrize("storage", ["int8", "int4"])
-def test_rounded_entries_stay_close(strategy, storage):
-    with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy=strategy, storage=storage)) as cache:
-        text = Text(cache, marked=False)
-        text.begin(100)
-        for _ in range(20):
+@pytest.mark.parametrize("bias", [0.0, 300.0])
+@pytest.mark.parametrize("budget", [1.0, 100])
+def test_rounded_entries_stay_close(strategy, storage, bias, budget):
+    """Also where one channel is large in every key, as the bias of a key projection makes it."""
+    with OffloadedCache(geometry(), settings(kv_budget=budget, strategy=strategy, storage=storage)) as cache:
+        text = Text(cache, marked=False, bias=bias)
+        text.begin(60)
+        for _ in range(30):
             query, output = text.step()
             assert (output - text.dense(query)).abs().mean() < {"int8": 0.05, "int4": 0.5}[storage]
 

@@ -38,6 +38,18 @@ def test_changed_weights_under_the_same_path_are_noticed(open_kb, documents, tmp
         open_kb().ask(GLORRIC)
 
 
+def test_weights_changed_under_an_open_knowledge_base_are_noticed(open_kb, documents, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    base = open_kb(model=str(tmp_path / "model"))
+    base.add(documents)
+    base.ask(GLORRIC)
+    with torch.no_grad():
+        base.adapter.model.get_input_embeddings().weight.mul_(1.5)
+    with pytest.raises(KnowledgeBaseMismatch, match="other weights"):
+        base.ask(GLORRIC)
+
+
 def test_another_system_prompt_is_refused(open_kb, documents):
     open_kb(system="Read the notes.").add(documents)
     with pytest.raises(KnowledgeBaseMismatch, match="--system"):

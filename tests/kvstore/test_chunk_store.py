@@ -9,7 +9,7 @@ import torch
 
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
-from kvweave.kvstore import catalog, header, keys
+from kvweave.kvstore import catalog, chunk_store, header, keys
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
@@ -40,6 +40,25 @@ def test_a_stored_entry_is_found_in_this_process_and_the_next(tmp_path: Path, dt
         assert same(get(store, kv), kv)
     with ChunkStore(tmp_path) as store:
         assert same(get(store, kv), kv)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_kv_that_is_not_finite_is_refused_and_found_by_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    kv = chunk(1)
+    kv.kv[0, 0, 0, 1, 0] = number
+    with ChunkStore(tmp_path) as store:
+        with pytest.raises(InvalidRequest, match="KV or a feature of NaN or infinity is not stored"):
+            put(store, kv)
+        put(store, chunk(2))
+        with monkeypatch.context() as earlier:  # versions that stored it
+            earlier.setattr(chunk_store, "is_finite", lambda content: True)
+            assert put(store, kv)
+        report = store.verify()
+        assert report.checked == 1
+        assert [reason.partition(" holds ")[2] for reason in report.damaged] == ["NaN or infinity"]
+        assert listed(store, kv, chunk(2)) == [False, True]
 
 
 def test_a_chunk_without_tokens_can_be_stored(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from kvweave.kvstore import chunk_store
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.chunk_store import ChunkStore
 from support.fake_remote_tier import FakeRemoteTier
-from support.store_samples import chunk, entry_files, put
+from support.store_samples import chunk, entry_files, get, put
 
 
 @pytest.fixture
@@ -198,3 +199,34 @@ def test_a_catalogue_of_a_newer_version_is_refused_and_unchanged(tmp_path: Path)
         ChunkStore(tmp_path)
     assert catalogue.read_bytes() == before
     assert file.exists()
+
+
+def in_fork(work: Callable[[], object]) -> str:
+    """Return what `work` returns or raises in a forked process, as text; it has a minute."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            said = str(work())
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(theirs, said.encode())
+        os._exit(0)
+    os.close(theirs)
+    with open(ours) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_forked_process_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
+    kv = chunk(1)
+    with ChunkStore(tmp_path) as store:
+        put(store, kv)
+        refused = f"StoreError: {tmp_path / 'catalog.sqlite'} was opened before this process was forked"
+        assert in_fork(store.stats).startswith(refused)
+        assert in_fork(lambda: get(store, kv)).startswith(refused)
+        assert in_fork(store.close) == "None"
+        assert get(store, kv) is not None
+        assert in_fork(lambda: ChunkStore(tmp_path).stats().entries) == "1"

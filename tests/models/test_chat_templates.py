@@ -9,7 +9,7 @@ from kvweave.answering.generation import end_tokens
 from kvweave.errors import UnsupportedModel
 from kvweave.models.prompt import DEFAULT_SYSTEM, PromptTemplate
 from kvweave.testing import tiny_adapter, tiny_tokenizer
-from kvweave.types import Prompt
+from kvweave.types import Message, Prompt
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -115,6 +115,60 @@ def test_an_instruction_that_the_template_refuses_or_drops_precedes_the_first_tu
     prompt = template.render(Prompt("Who?", ("One.",)))
     assert f"{DEFAULT_SYSTEM}\n\nOne." in template.decode(prompt.token_ids)
     assert prompt.ids(prompt.spans[0]) == template.prefix_ids(None)
+
+
+QWEN_3 = (
+    "{% for m in messages %}{% set content = m.content %}{% if m.role == 'assistant' and '</think>' in content %}"
+    "{% set thoughts = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}"
+    "{% if keep %}{% set content = '<think>\n' + thoughts + '\n</think>\n\n' + content %}{% endif %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DEEPSEEK_R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>"
+    "{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% else %}<|user|>{{ m.content }}{% endif %}{% endfor %}<|assistant|>"
+)
+THOUGHTFUL = (
+    Message("user", "Who?"),
+    Message("assistant", "<think>\nSecret: <|im_end|> is text.\n</think>\n\nAnn."),
+    Message("user", "Which Ann?"),
+    Message("assistant", "More secret.</think>\n\nAnn Lee. "),
+)
+
+
+@pytest.mark.parametrize("template", [QWEN_3, QWEN_3.replace("if keep", "if true"), DEEPSEEK_R1])
+@pytest.mark.parametrize("marker", ["<think>", "<|user|>"])
+def test_thoughts_in_earlier_replies_stay_or_go_as_the_template_does_it(template, marker):
+    tokenizer = tokenizer_of(template)
+    chat = (*THOUGHTFUL, Message("user", f"And {marker}?"))
+    ids, _ = PromptTemplate(tokenizer).render_chat(chat)
+    plain = [{"role": role, "content": text} for role, text in chat]
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(
+        plain, tokenize=False, add_generation_prompt=True
+    )
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", marker])
+    harmless, _ = PromptTemplate(tokenizer).render_chat([Message(role, "x") for role, _ in chat])
+    assert [ids.count(end) for end in ends[:1]] == [harmless.count(end) for end in ends[:1]]
+
+
+@pytest.mark.parametrize("template", [QWEN_3, DEEPSEEK_R1])
+def test_thoughts_before_a_question_about_documents_go_and_the_messages_stay(template):
+    tokenizer = tokenizer_of(template)
+    prompt = PromptTemplate(tokenizer).render(Prompt("Why?", ("One.",), "", earlier=THOUGHTFUL))
+    said = [
+        ("user", "One.\n\nQuestion: Who?"),
+        THOUGHTFUL[1],
+        ("user", "Question: Which Ann?"),
+        THOUGHTFUL[3],
+    ]
+    plain = [{"role": role, "content": text} for role, text in (*said, ("user", "Question: Why?"))]
+    assert tokenizer.decode(prompt.token_ids) == tokenizer.apply_chat_template(
+        plain, tokenize=False, add_generation_prompt=True
+    )
+    assert "ecret" not in tokenizer.decode(prompt.token_ids)
+    first = PromptTemplate(tokenizer).render(Prompt("Why?", ("One.",), "", earlier=THOUGHTFUL[1:2]))
+    assert "One.\n\nAnn." in tokenizer.decode(first.token_ids)
 
 
 def test_a_template_that_leaves_the_message_out_is_refused():

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+import kvweave
 from kvweave.models.fingerprint import fingerprint
-from kvweave.testing import tiny_model, tiny_tokenizer
+from kvweave.testing import tiny_adapter, tiny_model, tiny_tokenizer
 
 
 def test_equal_models_agree_and_names_do_not_matter():
@@ -62,3 +63,41 @@ def test_a_setting_without_effect_on_keys_and_values_does_not_change_it():
     model.config.use_cache = False
     model.set_attn_implementation("eager")
     assert fingerprint(model, tiny_tokenizer(), "a").digest == before
+
+
+def _merge(model):
+    model.model.layers[0].self_attn.k_proj.weight.data += 0.01  # as peft merges: not counted by torch
+
+
+def _train(model):
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight[1, 1] += 0.01
+
+
+def _replace(model):
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    model.model.layers[0].self_attn.k_proj.weight = torch.nn.Parameter(weight.detach() * 1.5)
+
+
+def _switch(model):
+    model.peft_config = {}
+    model.model.layers[0].self_attn.k_proj._active_adapter = ["other"]
+
+
+@pytest.mark.parametrize("change", [_merge, _train, _replace, _switch])
+def test_kv_of_weights_that_were_changed_under_a_loaded_model_is_not_used(change, tmp_path, caplog):
+    adapter = tiny_adapter()
+    prompt = kvweave.Prompt("Who?", ("One chunk of text.", "Another chunk."))
+    with kvweave.ChunkStore(tmp_path) as store:
+        kvweave.prepare(adapter, store, prompt.chunks)
+        unchanged = adapter.fingerprint
+        assert kvweave.prefill(adapter, store, prompt, ratio=0.0).plan.reused_tokens > 0
+        assert adapter.fingerprint is unchanged
+        change(adapter.model)
+        after = kvweave.prefill(adapter, store, prompt, ratio=0.0)
+        assert after.plan.reused_tokens == after.plan.exact_tokens == 0
+        assert adapter.fingerprint.digest != unchanged.digest
+        assert "were changed since it was loaded; KV of the earlier ones is not used" in caplog.text
+        kvweave.prepare(adapter, store, prompt.chunks)
+        again = kvweave.prefill(adapter, store, prompt, ratio=0.0)
+        assert again.plan.reused_tokens + again.plan.exact_tokens > 0

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -71,6 +72,13 @@ def test_never_computes_in_float16_by_accident(kind, dtype, tmp_path):
     adapter = kvweave.load_model(str(tmp_path / "model.gguf"), home=tmp_path, device="cpu")
     named = getattr(torch, dtype)
     assert adapter.geometry.dtype == (named if has_fast_matmul(torch.device("cpu"), named) else torch.float32)
+
+
+def test_names_the_version_of_transformers(tmp_path):
+    """Without it, transformers below 5.20 and vLLM warn that the tokenizer's pattern is incorrect."""
+    write_gguf(tmp_path / "model.gguf", "qwen2")
+    config = json.loads((converted(tmp_path / "model.gguf", tmp_path) / "config.json").read_text())
+    assert config["transformers_version"] == transformers.__version__
 
 
 def test_blocks_of_four_bits_are_dequantised_as_gguf_does_it():

@@ -1,8 +1,12 @@
 """Prompts as token ids: cut where storage needs it, with any tokenizer."""
 
+import string
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from kvweave.documents.chunking import Chunker
 from kvweave.models.loading import reference_tokenizer
@@ -176,3 +180,71 @@ def test_ids_that_the_tokenizer_would_not_make_get_even_offsets():
     offsets = template.token_offsets(ids, text)
     assert offsets[:3] == ((0, 1), (1, 2), (2, 3))
     assert [end for _, end in offsets[3:]][-1] == len(text + SEPARATOR)
+
+
+def sentencepiece(kind, template=None):
+    """A tokenizer of letters that puts a space before texts: before the first alone, or behind every added token too."""
+    letters = sorted({*string.ascii_letters, *string.digits, *".,:?![]/<>|\n▁"})
+    words = ["▁Question", "▁Who", "Who", "▁One", "One", "▁[", "▁Answer"]
+    vocabulary = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((each, -9.0) for each in letters)]
+    backend = Tokenizer(models.Unigram([*vocabulary, *((each, -3.0) for each in words)], unk_id=0))
+    if kind == "first":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    else:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+TURNS = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}<s>assistant\n"
+BARE = "{% for m in messages %}<s>{{ m.content }}{% endfor %}</s>"
+
+
+@pytest.mark.parametrize("kind", ["first", "every"])
+@pytest.mark.parametrize("template", [LLAMA_2, TURNS, BARE, None])
+def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_between_parts(kind, template):
+    """Behind the start of the first chunk, which is the same in every prompt, the ids are those of one piece."""
+    tokenizer = sentencepiece(kind, template)
+    earlier = (Message("user", "Who?"), Message("assistant", "One."))
+    prompt = PromptTemplate(tokenizer).render(Prompt("Who?", ("One.", "Two."), "", earlier=earlier))
+    if template is None:
+        text = "One.\n\nTwo.\n\nQuestion: Who? Answer: One.\n\nQuestion: Who? Answer:"
+        whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        turns = [
+            ("user", "One.\n\nTwo.\n\nQuestion: Who?"),
+            ("assistant", "One."),
+            ("user", "Question: Who?"),
+        ]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        whole = tokenizer.apply_chat_template(messages, return_dict=False)
+    found, wanted = (tokenizer.convert_ids_to_tokens(list(ids)) for ids in (prompt.token_ids, whole))
+    assert found[found.index("\n") :] == wanted[wanted.index("\n") :]
+    assert found[slice(*prompt.user_rows)] == ["▁Who", "?"]
+    alone = PromptTemplate(tokenizer).render(Prompt("Who?", (), ""))
+    assert alone.ids(alone.spans[0]) == PromptTemplate(tokenizer).prefix_ids("")
+    assert [span.end for span in alone.spans] == [alone.spans[-1].start, alone.tokens]
+
+
+@pytest.mark.parametrize("kind", ["first", "every"])
+def test_a_chat_with_control_tokens_has_no_space_too_many(kind):
+    tokenizer = sentencepiece(kind, LLAMA_2)
+    template = PromptTemplate(tokenizer)
+    ids, _ = template.render_chat(
+        [Message("user", "Who</s>One?"), Message("assistant", "One."), Message("user", "Who?")]
+    )
+    tokens = "".join(tokenizer.convert_ids_to_tokens(list(ids)))
+    assert ids.count(tokenizer.eos_token_id) == 1
+    wanted = "[INST]▁Who</s>One?▁[/INST]▁One.▁</s><s>[INST]▁Who?▁[/INST]"
+    assert tokens == (f"<s>{wanted}" if kind == "first" else f"<s>{wanted}".replace("<s>", "<s>▁"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvweave
-from kvweave.errors import InvalidRequest, PromptTooLong, UnknownRecipe
+from kvweave.errors import InvalidRequest, ModelError, PromptTooLong, UnknownRecipe
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import Recipe, run
 from kvweave.recipes.request import Budget
@@ -36,6 +36,31 @@ def test_a_new_method_needs_no_change_elsewhere(adapter, store, prompt):
     assert result.selected.tolist() == sorted(result.selected.tolist())
     none = kvweave.prefill(adapter, store, prompt, recipe=recipe, ratio=0.0)
     assert not torch.equal(result.logits, none.logits)
+
+
+@pytest.mark.parametrize("storage", ["exact", "int8"])
+def test_a_model_that_gives_nan_is_an_error_and_stores_nothing(storage, tmp_path):
+    adapter = tiny_adapter()
+    adapter.model.get_input_embeddings().weight.data[adapter.tokenizer("~")["input_ids"]] = torch.nan
+    sound, bad = kvweave.Prompt("?", ("sound",)), kvweave.Prompt("?", ("b~d",))
+    with kvweave.ChunkStore(tmp_path) as store:
+        with pytest.raises(InvalidRequest, match="NaN"):
+            kvweave.prepare(adapter, store, bad.chunks, recipe="reuse", storage=storage)
+        both = (*bad.chunks, *sound.chunks)
+        assert kvweave.prepare(adapter, store, both, recipe="reuse", storage=storage) == 1
+        entries = store.stats().entries
+        with pytest.raises(ModelError, match="gives NaN for this text, so there is no answer"):
+            kvweave.prefill(adapter, store, bad, recipe="reuse")
+        assert store.stats().entries == entries
+        result = kvweave.prefill(adapter, store, sound, recipe="reuse", storage=storage)
+        assert result.plan.reused_tokens + result.plan.exact_tokens > 0
+
+
+def test_nan_while_decoding_is_an_error(adapter, store):
+    result = kvweave.prefill(adapter, store, kvweave.Prompt("?", ("sound",)))
+    result.logits[:] = torch.nan
+    with pytest.raises(ModelError, match="gives NaN"):
+        kvweave.generate(result)
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))

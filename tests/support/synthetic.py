@@ -51,7 +51,9 @@ class Text:
         marked: bool = True,
         steady: bool = False,
         heads: int = HEADS,
+        bias: float = 0.0,
     ) -> None:
+        self._bias = bias  # of one channel of all keys
         self.cache, self.layers, self._marked, self._heads = cache, layers, marked, heads
         self._steady = (
             torch.randn(1, self._heads * GROUP, 1, WIDTH, generator=torch.Generator().manual_seed(seed))
@@ -101,6 +103,7 @@ class Text:
         keys = self._centres[groups].transpose(0, 1) + torch.randn(
             self._heads, count, WIDTH, generator=self._random
         )
+        keys[:, :, 5] += self._bias
         values = torch.randn(self._heads, count, WIDTH, generator=self._random)
         if self._marked:
             values[:, :, 0] = torch.arange(self.length, self.length + count).float()

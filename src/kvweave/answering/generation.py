@@ -19,6 +19,7 @@ from kvweave.decode.handoff import DecodeState, PersistentDecodeState, PlainDeco
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
 from kvweave.models.adapter import Adapter
+from kvweave.models.forward import check_logits
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.options import Sampling
@@ -100,6 +101,7 @@ def generate(
         form: how the reply is read, `TokenizedPrompt.reply`; by default, it ends only where the model ends it.
 
     Raises:
+        ModelError: the model gave logits of NaN.
         InvalidRequest, StoreError, StoreFull: with `kv`.
     """
     with closing(DecodeState(adapter, kv_cache, kv)) as state:
@@ -227,6 +229,7 @@ class _Reply:
         """Choose the next token; return False, and choose none, where the reply ends."""
         if not self.unfinished:
             return False
+        check_logits(logits, self._adapter.fingerprint.name)
         token = self._sampler.choose(logits)
         if token in self._ends:
             self._finished = "stop"

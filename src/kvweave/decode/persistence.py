@@ -28,7 +28,8 @@ from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 
-FORMAT = 4
+FORMAT = 5
+_READ = (4, FORMAT)  # texts of format 4 have no centres
 _INDEX = "index"
 _PARTS: Final = {"clusters": ClusterSettings, "disk": DiskSettings}
 _STORED_NAMES = {"disk": "flash"}  # settings that have another name in the index
@@ -141,6 +142,8 @@ def _layer_tensors(layer: OffloadedLayer) -> dict[str, Tensor]:
         table, buffer = retriever.table.state(), retriever.buffer.state()
         found |= {f"table.{name}": torch.from_numpy(array) for name, array in table.items()}
         found |= {f"waiting.{name}": tensor for name, tensor in buffer.items()}
+        if retriever.centre is not None:
+            found["centre"] = retriever.centre
         found["thresholds"] = torch.from_numpy(retriever.thresholds.copy())
     return found
 
@@ -170,8 +173,10 @@ def _read_index(folder: Path) -> bytes:
 
 def _check(facts: dict[str, Any], adapter: Adapter, folder: Path) -> None:
     """Raise StoreError for another format or model, or files that were cut short."""
-    if facts["format"] != FORMAT:
-        raise StoreError(f"{folder} was written in format {facts['format']}; this version reads {FORMAT}")
+    if facts["format"] not in _READ:
+        raise StoreError(
+            f"{folder} was written in format {facts['format']}; this version reads {_READ[0]} to {FORMAT}"
+        )
     if facts["model"] != adapter.fingerprint.digest:
         raise StoreError(
             f"{folder} was made with another model than {adapter.fingerprint.name}; use that model, or start again"
@@ -225,6 +230,7 @@ def _restore_layer(
         table = _with_prefix(tensors, f"{index}.table.")
         retriever.table.restore({name: array.numpy().copy() for name, array in table.items()})
         retriever.buffer.restore(_with_prefix(tensors, f"{index}.waiting."))
+        retriever.centre = tensors.get(f"{index}.centre")
         retriever.thresholds = tensors[f"{index}.thresholds"].numpy().copy()
         retriever.selected = [np.array(selected, np.int64) for selected in facts["chosen"][index]]
 

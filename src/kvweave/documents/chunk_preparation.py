@@ -245,7 +245,9 @@ class ChunkPreparer:
         model = self._components.model if self._state.documents.visible_versions() else None
         if not isinstance(model, Adapter):
             return []
-        self._metadata.check_model(model.fingerprint)  # another process may have filled it with another model
+        self._metadata.check_model(
+            model.check_weights()
+        )  # another process may have filled it with another model
         ctx = self._context(model)
         since_s = self._preparation.since_s
         added = {

@@ -21,7 +21,7 @@ from kvweave.errors import DamagedEntry, InvalidRequest
 from kvweave.kvstore.header import DTYPES, as_bytes, checksum, read_header, write_header
 from kvweave.kvstore.keys import ContentKind, EntryKey, digest_token_bytes, has_queries, quantised
 from kvweave.kvstore.layers import LayerStream, VerifiedLayers
-from kvweave.ops.quantise import QuantisedKV
+from kvweave.ops.quantise import QuantisedKV, all_finite
 from kvweave.types import STORAGES, ChunkFeature, ChunkKV, KVProvenance, Storage
 
 Content = ChunkKV | ChunkFeature
@@ -159,6 +159,16 @@ def verify_content(content: Content) -> None:
     """Check every layer that has not been checked so far; raise DamagedEntry."""
     if isinstance(content, ChunkKV) and isinstance(content.data, VerifiedLayers):
         content.data.verify()
+
+
+def is_finite(content: Content) -> bool:
+    """Return whether an entry has neither NaN nor infinity; of KV that was read, layers not verified yet are included."""
+    if isinstance(content, ChunkFeature):
+        tensors = list(content.tensors.values())
+    else:
+        held = content.data.held if isinstance(content.data, VerifiedLayers) else content.data
+        tensors = list(held.tensors().values()) if isinstance(held, QuantisedKV) else [content.kv]
+    return all(all_finite(tensor) for tensor in tensors if tensor.is_floating_point())
 
 
 def _map_file(path: Path) -> Tensor:

@@ -185,7 +185,7 @@ class KVStore(ABC):
             and one of the sources has no owner any more.
 
         Raises:
-            InvalidRequest: a shape, dtype or kind that cannot be stored; `max_versions` less than 1.
+            InvalidRequest: a shape, dtype or kind that cannot be stored; NaN or infinity (on disk); `max_versions` less than 1.
             StoreBusy: the catalogue was locked for too long.
             OSError: the file system failed in another way.
         """

@@ -28,7 +28,7 @@ from kvweave.models.attention import (
 )
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
-from kvweave.models.fingerprint import ModelMemory, fingerprint
+from kvweave.models.fingerprint import ModelMemory, WatchedFingerprint
 from kvweave.models.forward import (
     LayerTime,
     continuation_plan,
@@ -46,7 +46,7 @@ from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import middle_layers, probe
-from kvweave.types import ChunkKV, TokenizedPrompt
+from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
 
 
 class Adapter:
@@ -82,8 +82,17 @@ class Adapter:
         self._lock = PassLock()
         self._thread = threading.local()  # `low`: the priority of this thread's passes, if it is low
         self.critical_layers = middle_layers(self.geometry.layers)
-        self.fingerprint = fingerprint(model, tokenizer, name or type(model).__name__, memory)
+        self._fingerprint = WatchedFingerprint(model, tokenizer, name or type(model).__name__, memory)
         self.spans: SpanPool | None = None
+
+    @property
+    def fingerprint(self) -> ModelFingerprint:
+        """Names the weights and everything else that stored KV depends on, as `check_weights` last found them."""
+        return self._fingerprint.value
+
+    def check_weights(self) -> ModelFingerprint:
+        """Return the fingerprint, made anew if the weights were changed; called once in a request."""
+        return self._fingerprint.check()
 
     # Caches and chunks
 

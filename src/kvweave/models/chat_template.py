@@ -5,7 +5,7 @@ none. transformers' `apply_chat_template` and vLLM do the same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.errors import InvalidRequest, UnsupportedModel
@@ -44,7 +44,7 @@ _TAGS: Final = (
 class Frame:
     """The text around a prompt's parts: before the chunks, before the question, after the question; and the reply's format.
 
-    With earlier messages, `lead` stands before the first of them, and `between` before each other one and the question.
+    `turns` are the earlier messages, each as the template's text before it and its own, which comes from outside.
     """
 
     head: str
@@ -52,7 +52,7 @@ class Frame:
     tail: str
     chat: bool
     reply: ReplyFormat
-    between: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 class ChatTemplate:
@@ -75,33 +75,39 @@ class ChatTemplate:
         *,
         think: bool = False,
         several_lines: bool = False,
-        earlier: Sequence[str] = (),
+        earlier: Sequence[tuple[str, str]] = (),
     ) -> Frame:
         """Return the text around the parts of a prompt after an instruction, the default one if it is None.
 
         `think` lets a reasoning model think before it answers, if its template has a switch for that. Without a chat
-        template, the reply is one line unless `several_lines`. `earlier` are the roles of messages before the question.
+        template, the reply is one line unless `several_lines`. `earlier` are the role and text of messages before the question.
+        Thoughts in them stay or go as the template does it, but never stand before the chunks.
 
         Raises UnsupportedModel if the template leaves a message out, InvalidRequest if it refuses these roles.
         """
-        system, roles = DEFAULT_SYSTEM if system is None else system, [*earlier, "user"]
-        if not self.exists:
-            return _plain_frame(system, roles, several_lines=several_lines)
-        return self._frame(system, roles, think=think)
+        system, messages = DEFAULT_SYSTEM if system is None else system, [*earlier, ("user", _QUESTION_MARK)]
+        if self.exists:
+            frame = self._frame(system, messages, think=think)
+        else:
+            frame = _plain_frame(system, messages, several_lines=several_lines)
+        *turns, (lead, _) = frame.turns
+        return replace(frame, lead=lead, turns=tuple(turns))
 
-    def chat_frame(self, roles: Sequence[str], *, think: bool = False) -> Frame:
-        """Return the text around the messages of a chat without chunks and questions; the first may be a system message.
+    def chat_frame(self, messages: Sequence[tuple[str, str]], *, think: bool = False) -> Frame:
+        """Return the text around the messages of a chat, each role and text, without chunks and questions: all are `turns`.
+
+        The first may be a system message.
 
         Raises as `frame`.
         """
         if not self.exists:
-            return _plain_frame("", roles, several_lines=False)
-        marks = _marks(len(roles))
-        first = int(roles[0] == "system")
-        turns = list(zip(roles[first:], marks[first:], strict=True))
-        text = self.text(turns, marks[0] if first else "", think=think)
-        head, *between, tail = _around(text, marks)
-        return Frame(head, "", tail, chat=True, reply=self.reply(tail, think=think), between=tuple(between))
+            return _plain_frame("", messages, several_lines=False)
+        marked = self._marked(messages)
+        first = int(marked[0].role == "system")
+        bodies = [(each.role, each.body) for each in marked[first:]]
+        text = self.text(bodies, marked[0].body if first else "", think=think)
+        turns, tail = _split_at_marks(text, marked)
+        return Frame("", "", tail, chat=True, reply=self.reply(tail, think=think), turns=turns)
 
     def text(self, messages: Sequence[tuple[str, str]], system: str = "", *, think: bool = False) -> str:
         """Return messages, each role and text, as the template prints them; raises InvalidRequest if it refuses them."""
@@ -115,17 +121,31 @@ class ChatTemplate:
                 f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {error}"
             ) from error
 
-    def _frame(self, system: str, roles: Sequence[str], *, think: bool) -> Frame:
-        """Return the text around chunks, earlier messages and a question."""
-        marks = _marks(len(roles))
+    def _frame(self, system: str, messages: Sequence[tuple[str, str]], *, think: bool) -> Frame:
+        """Return the text around chunks and messages, which are all `turns`."""
+        marked = self._marked(messages)
+        *thoughts, (_, answer) = marked[0].parts
+        if thoughts:
+            marked[0].parts = [("", answer.lstrip())]
         bodies = [
-            f"{QUESTION_LEAD if role == 'user' else ''}{mark}"
-            for role, mark in zip(roles, marks, strict=True)
+            (each.role, f"{QUESTION_LEAD if each.role == 'user' else ''}{each.body}") for each in marked
         ]
-        bodies[0] = _CHUNKS_MARK + bodies[0]
-        text = self.text(list(zip(roles, bodies, strict=True)), system, think=think)
-        head, lead, *between, tail = _around(text, [_CHUNKS_MARK, *marks])
-        return Frame(head, lead, tail, chat=True, reply=self.reply(tail, think=think), between=tuple(between))
+        bodies[0] = bodies[0][0], f"{_CHUNKS_MARK}{bodies[0][1]}"
+        head, _, rest = self.text(bodies, system, think=think).partition(_CHUNKS_MARK)
+        turns, tail = _split_at_marks(rest, marked)
+        return Frame(head, "", tail, chat=True, reply=self.reply(tail, think=think), turns=turns)
+
+    def _marked(self, messages: Sequence[tuple[str, str]]) -> list["_Marked"]:
+        return [_Marked(role, self._parts(role, text), n) for n, (role, text) in enumerate(messages)]
+
+    def _parts(self, role: str, text: str) -> list[tuple[str, str]]:
+        """Return a message as its own text in parts, each with the tag before it: the thoughts of a reply, and its answer."""
+        tags = self._tags if role == "assistant" else None
+        if tags is None or tags.closing not in text:
+            return [("", text)]
+        thoughts, _, answer = text.rpartition(tags.closing)
+        opening = tags.opening if thoughts.lstrip().startswith(tags.opening) else ""
+        return [(opening, thoughts.lstrip().removeprefix(opening)), (tags.closing, answer)]
 
     def between_turns(self, system: str | None) -> str:
         """Return the text between an answer and the next turn."""
@@ -222,30 +242,59 @@ class ChatTemplate:
         return str(text)
 
 
-def _marks(count: int) -> list[str]:
-    """Return texts that stand for messages."""
-    return [f"\x02message {number}\x03" for number in range(count)]
+@dataclass(slots=True)
+class _Marked:
+    """A message while a template is applied: marks stand for its text, since a template's own text may have control tokens.
+
+    The template sees tags of thoughts and white space around the parts as they are: it may cut at the one and strip the other.
+    """
+
+    role: str
+    parts: list[tuple[str, str]]
+    number: int
+
+    @property
+    def body(self) -> str:
+        """The content that the template gets."""
+        return "".join(
+            f"{tag}{text[: len(text) - len(text.lstrip())]}{mark}{text[len(text.rstrip()) :] if mark else ''}"
+            for (tag, text), mark in zip(self.parts, self.marks, strict=True)
+        )
+
+    @property
+    def marks(self) -> list[str]:
+        """The mark of each part, empty for a part without text."""
+        return [
+            f"\x02message {self.number}.{part}\x03" if text.strip() else ""
+            for part, (_, text) in enumerate(self.parts)
+        ]
 
 
-def _around(text: str, marks: Sequence[str]) -> list[str]:
-    """Return the text before each mark and after the last one; raises UnsupportedModel if a mark is not there."""
-    around = []
-    for mark in marks:
-        before, found, text = text.partition(mark)
-        if not found:
-            raise UnsupportedModel("the model's chat template does not print every message as it is")
-        around.append(before)
-    return [*around, text]
+def _split_at_marks(text: str, messages: Sequence[_Marked]) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return the template's text before each part of the messages that it printed, with the part, and what follows them.
+
+    Raises UnsupportedModel if it has left out more than thoughts.
+    """
+    turns = []
+    for message in messages:
+        for (_, own), mark in zip(message.parts, message.marks, strict=True):
+            before, found, rest = text.partition(mark) if mark else ("", "", "")
+            if found:
+                turns.append((before, own.strip()))
+                text = rest
+            elif mark and mark == message.marks[-1]:
+                raise UnsupportedModel("the model's chat template does not print every message as it is")
+    return tuple(turns), text
 
 
-def _plain_frame(system: str, roles: Sequence[str], *, several_lines: bool) -> Frame:
+def _plain_frame(system: str, messages: Sequence[tuple[str, str]], *, several_lines: bool) -> Frame:
     """Return the plain layout of messages: a question and its answer are a paragraph, and so is any other message."""
+    roles = [role for role, _ in messages]
     before = [_plain_lead(role, roles[number - 1] if number else "") for number, role in enumerate(roles)]
     head = f"{system}{SEPARATOR}" if system else ""
-    lead, *between = before or [""]
     tail = ANSWER_LEAD if roles and roles[-1] == "user" else f"{SEPARATOR}{ANSWER_LEAD.lstrip()}"
-    reply = ReplyFormat(one_line=not several_lines)
-    return Frame(head, lead, tail, chat=False, reply=reply, between=tuple(between))
+    turns = tuple((lead, text) for lead, (_, text) in zip(before, messages, strict=True))
+    return Frame(head, "", tail, chat=False, reply=ReplyFormat(one_line=not several_lines), turns=turns)
 
 
 def _plain_lead(role: str, before: str) -> str:

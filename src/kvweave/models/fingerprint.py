@@ -6,6 +6,7 @@ never match, even under the same name or path.
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -14,11 +15,19 @@ from typing import Final
 
 import torch
 import xxhash
+from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.files import write_atomically
 from kvweave.models.quantised import quantised_modules, weight_bits
+from kvweave.models.text_prefix import without_prefix
 from kvweave.types import ModelFingerprint
+
+_LOG = logging.getLogger(__name__)
+
+_SAMPLED = 16
+"""Numbers of each weight that are compared."""
 
 TOKENIZER_FACT = "tokenizer"
 """Under which a `ModelMemory` has the digest of a tokenizer."""
@@ -60,9 +69,75 @@ def fingerprint(
         "configuration": _digest([type(model).__name__, _settings(model)]),
         "dtype": dtype,
     }
-    # Digests of models in full precision are older than this part.
-    digest = _digest(parts if bits == "full" else {**parts, "weight_bits": bits})
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if isinstance(backend, Tokenizer) and without_prefix(backend) is not None:
+        parts["tokenizer"] += (
+            " joined"  # earlier versions put a space before each part of a prompt: other tokens
+        )
+    # Digests of models in full precision and without adapters are older than these parts.
+    more = {} if bits == "full" else {"weight_bits": bits}
+    adapters = _adapters(model)
+    digest = _digest({**parts, **more, **({"adapters": adapters} if adapters else {})})
     return ModelFingerprint(name=name, digest=digest, weight_bits=bits, **parts)
+
+
+class WatchedFingerprint:
+    """The fingerprint of a loaded model, made anew once its weights were changed: a LoRA merged or switched, a step of training.
+
+    Args: as of `fingerprint`; `memory` serves the first time alone.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        memory: "ModelMemory | None" = None,
+    ) -> None:
+        self._model, self._tokenizer, self._name = model, tokenizer, name
+        self._places: list[tuple[int, int]] = []
+        self._few: dict[torch.dtype, list[Tensor]] = {}
+        self._seen = self._look()
+        self.value = fingerprint(model, tokenizer, name, memory)
+
+    def check(self) -> ModelFingerprint:
+        """Return the fingerprint of the weights as they are now; takes less than a millisecond while they are unchanged.
+
+        A change is seen by torch's counter of changes, or else by 16 numbers of each weight.
+        """
+        seen = self._look()
+        if seen != self._seen:
+            self._seen, self.value = seen, fingerprint(self._model, self._tokenizer, self._name)
+            _LOG.warning(
+                "the weights of %s were changed since it was loaded; KV of the earlier ones is not used",
+                self._name,
+            )
+        return self.value
+
+    def _look(self) -> tuple[object, ...]:
+        """Return where each weight is and its counter of changes, a few of its numbers, and which adapters are switched on."""
+        weights = list(self._model.parameters())
+        places = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+        if places != self._places:
+            self._places, self._few = places, {}
+            for weight in weights:
+                flat = weight.detach().reshape(-1)
+                self._few.setdefault(flat.dtype, []).append(flat[:: max(1, flat.numel() // _SAMPLED)])
+        # A change through `.data`, as peft merges, is not counted.
+        numbers = [torch.cat(few).cpu().view(torch.uint8).numpy().tobytes() for few in self._few.values()]
+        return places, numbers, _adapters(self._model)
+
+
+def _adapters(model: PreTrainedModel) -> list[list[str]]:
+    """Return which adapters of peft each layer applies; changing that changes no weight."""
+    if not hasattr(model, "peft_config"):
+        return []
+    own = ((name, vars(module)) for name, module in model.named_modules())
+    return [
+        [name, str(held["_active_adapter"]), str(held.get("_disable_adapters"))]
+        for name, held in own
+        if "_active_adapter" in held
+    ]
 
 
 def _remembered(memory: "ModelMemory | None", name: str, compute: Callable[[], str]) -> str:

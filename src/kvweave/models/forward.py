@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvweave.errors import InvalidRequest
+from kvweave.errors import InvalidRequest, ModelError
 from kvweave.models.attention import (
     ROWS_KEYWORD,
     AttentionCall,
@@ -25,6 +25,7 @@ from kvweave.models.attention import (
 from kvweave.models.cache_base import AppendableCache
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.rotary import rope_regime
+from kvweave.ops.quantise import NOT_FINITE
 
 MOST_ROWS: Final = 64
 """With more rows, the product is bound by arithmetic, and the copy of the result costs more than the exchange gains."""
@@ -182,3 +183,12 @@ class _NotifyOnly:
     def attend(self, call: AttentionCall) -> Tensor:
         self._plan.notify_hooks(call)
         raise _AttentionReached
+
+
+def check_logits(logits: Tensor, model: str) -> None:
+    """Raise ModelError if the logits of the model of this name are not numbers (NaN)."""
+    if bool(logits.isnan().any()):
+        raise ModelError(
+            f"{model} gives NaN for this text, so there is no answer: {NOT_FINITE}. If only stored KV does it, "
+            "`kvweave cache verify` drops that"
+        )

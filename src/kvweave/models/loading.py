@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
+from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
 from kvweave.models.fingerprint import TOKENIZER_FACT, ModelMemory, digest_tokenizer
 from kvweave.models.forward import use_few_rows
-from kvweave.models.precision import cached_folder, choose_precision, read_sizes
+from kvweave.models.precision import choose_precision, read_sizes
 from kvweave.models.precision import parse_dtype as parse_dtype
 from kvweave.models.quantised import quantise_weights
 from kvweave.models.snapshot_adapter import LoadedModel, adapt, fused
@@ -108,8 +109,10 @@ def _find(name: str, home: Path) -> ModelFolder:
         return gguf
     _check_folder(name)
     folder = Path(name).expanduser()
-    place = str(folder.absolute()) if folder.exists() else name  # the same from any working directory
-    return ModelFolder(place, place)
+    if folder.exists():
+        place = str(folder.absolute())  # the same from any working directory
+        return ModelFolder(place, place)
+    return ModelFolder(str(folder_without_hub(name) or name), name)
 
 
 def _shipped(name: str) -> Path | None:

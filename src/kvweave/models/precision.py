@@ -6,7 +6,6 @@ Nothing is loaded here: the sizes come from the headers of the weight files.
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -268,14 +267,3 @@ def _size(count: int) -> str:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def cached_folder(source: str) -> Path | None:
-    """Return the folder with a model's files, without loading anything: a local one, or that of a hub id already fetched."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    with suppress(Exception):  # not fetched yet, or no hub id; loading says so
-        return Path(snapshot_download(source, local_files_only=True))
-    return None

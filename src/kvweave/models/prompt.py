@@ -2,7 +2,8 @@
 
 The text comes from the tokenizer's chat template if it has one, else from a plain layout. Every part, and the separator
 after a chunk, is tokenized on its own and the ids are concatenated. So a chunk has the same ids at every place, stored KV
-always fits, and prefix matching needs no care for merges. Text from documents and users never becomes control tokens.
+always fits, and prefix matching needs no care for merges. A tokenizer that puts a space before each text, as SentencePiece
+does, puts it before the prompt alone. Text from documents and users never becomes control tokens.
 A chat, or a text as it is, has no chunks: it is cut into blocks of a fixed length instead.
 """
 
@@ -25,6 +26,7 @@ from kvweave.models.chat_template import (
     control_tokens,
     is_control,
 )
+from kvweave.models.text_prefix import Parts, without_prefix
 from kvweave.types import Message, Prompt, ReplyFormat, Span, TokenizedPrompt
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class PromptTemplate:
         self._tokenizer = tokenizer
         self._chat = ChatTemplate(tokenizer)
         self._plain = PlainTokenizer(tokenizer)  # for text from outside
+        self._continuing = _Continuing.of(tokenizer)
         self._separator = self._plain.ids(SEPARATOR)
         self._control = tuple(control_tokens(tokenizer).values())
 
@@ -57,7 +60,8 @@ class PromptTemplate:
     ) -> tuple[tuple[int, ...], ReplyFormat]:
         """Return the ids of a chat, as `tokenizer.apply_chat_template` gives them, and the format of the reply.
 
-        Only where a message spells a control token are its ids others: the text of a message never becomes one.
+        Only where a message spells a control token are its ids others: the text of a message never becomes one. The template
+        sees the tags of thoughts in replies all the same, and leaves out what it always does.
         Raises InvalidRequest if the chat template refuses the messages.
         """
         count = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
@@ -66,11 +70,11 @@ class PromptTemplate:
             text = self._chat.text(turns, system, think=think)
             return self._template_ids(text, starts=True, chat=True), self._chat.reply(text, think=think)
         whole = [Message("system", system), *turns] if system else turns
-        frame = self._chat.chat_frame([role for role, _ in whole], think=think)
+        frame = self._chat.chat_frame(whole, think=think)
         ids = list(self._template_ids(frame.head, starts=True, chat=frame.chat))
-        for before, (_, text) in zip((frame.lead, *frame.between), whole, strict=True):
-            ids += [*self._template_ids(before, starts=False, chat=frame.chat), *self._plain.ids(text)]
-        return (*ids, *self._template_ids(frame.tail, starts=False, chat=frame.chat)), frame.reply
+        self._append_turns(ids, frame)
+        self._append(ids, frame.tail)
+        return tuple(ids), frame.reply
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of a whole text that begins a prompt: after the model's BOS, control tokens that it spells included."""
@@ -153,23 +157,43 @@ class PromptTemplate:
         start = len(ids)
         if prompt.instruction:
             ids += self.chunk_ids(prompt.instruction)
+        self._append_turns(ids, frame, start)
+        self._append(ids, frame.lead, start)
         user_start = len(ids)
-        texts = [*(text for _, text in prompt.earlier), prompt.question]
-        for before, text in zip((frame.lead, *frame.between), texts, strict=True):
-            ids += self._template_ids(before, starts=False, chat=frame.chat)
-            user_start = len(ids)
-            ids += self._plain.ids(text)
+        user_start -= self._append(ids, prompt.question, start, plain=True)
         user_end = len(ids)
-        ids += self._template_ids(frame.tail, starts=False, chat=frame.chat)
+        self._append(ids, frame.tail, start)
         spans.append(Span("question", start, len(ids)))
         return TokenizedPrompt(tuple(ids), tuple(spans), (user_start, user_end), frame.reply)
+
+    def _append_turns(self, ids: list[int], frame: Frame, kept: int = 0) -> None:
+        for before, text in frame.turns:
+            self._append(ids, before, kept)
+            self._append(ids, text, kept, plain=True)
+
+    def _append(self, ids: list[int], text: str, kept: int = 0, *, plain: bool = False) -> int:
+        """Append the ids of a text that follows `ids`, `plain` if it comes from outside; return how many ids it replaced.
+
+        These are the ids of one piece wherever the tokenizer puts a space before a text: there is none between two parts,
+        and one that ends the part before joins the text, unless it is among the first `kept` ids.
+        """
+        way, replaced = self._continuing, 0
+        if way is None:
+            ids += self._plain.ids(text) if plain else self._template_ids(text, starts=False, chat=True)
+            return 0
+        begins = not ids or ids == [self._tokenizer.bos_token_id] or way.spaced_after(ids[-1])
+        if not begins and len(ids) > kept and ids[-1] == way.space and text[:1].strip():
+            begins, replaced = True, 1
+            ids.pop()
+        ids += self._plain.ids(text, begins=begins) if plain else way.ids(text, begins=begins)
+        return replaced
 
     def _frame(self, prompt: Prompt) -> Frame:
         return self._chat.frame(
             self._or_mark(prompt.system),
             think=prompt.think,
             several_lines=prompt.several_lines,
-            earlier=[role for role, _ in prompt.earlier],
+            earlier=prompt.earlier,
         )
 
     def _spells_control(self, text: str) -> bool:
@@ -182,14 +206,17 @@ class PromptTemplate:
     def _head_ids(self, frame: Frame, system: str | None) -> tuple[int, ...]:
         """Return the ids before the chunks. A control token that the instruction spells stays text."""
         before, mark, after = frame.head.partition(_SYSTEM_MARK)
-        ids = self._template_ids(before, starts=True, chat=frame.chat)
-        if not mark or system is None:
-            return ids
-        return (*ids, *self._plain.ids(system), *self._template_ids(after, starts=False, chat=frame.chat))
+        ids = list(self._template_ids(before, starts=True, chat=frame.chat))
+        if mark and system is not None:
+            self._append(ids, system, plain=True)
+            self._append(ids, after)
+        return tuple(ids)
 
     def _template_ids(self, text: str, *, starts: bool, chat: bool) -> tuple[int, ...]:
         """Tokenize the template's own text, control tokens included; a plain prompt that `starts` gets the model's BOS."""
         tokenizer = self._tokenizer
+        if not starts and self._continuing is not None:
+            return self._continuing.ids(text, begins=False)
         if not starts or chat:
             return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         ids = list(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
@@ -208,7 +235,8 @@ class PlainTokenizer:
 
     Control tokens are the tokenizer's special tokens and every other added token that looks like a marker
     (some families list `<|user|>` or `<think>` as ordinary added tokens). Added runs of white space and
-    added words keep their ids. The wrapped tokenizer is not changed.
+    added words keep their ids. The wrapped tokenizer is not changed. A text continues another one: a tokenizer that puts a
+    space before each text puts none here.
 
     Args:
         tokenizer: a transformers tokenizer, with or without a fast backend.
@@ -218,18 +246,23 @@ class PlainTokenizer:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend: Tokenizer | None = None
+        self._beginning: Tokenizer | None = None
         self._leftover_control: frozenset[int] = frozenset()
         if isinstance(backend, Tokenizer):
             self._backend, self._leftover_control = _without_control(backend)
+            self._beginning = self._backend
+            if (parts := without_prefix(backend)) is not None:
+                self._backend, _ = _without_control(backend)
+                self._backend.normalizer, self._backend.pre_tokenizer = parts
 
-    def ids(self, text: str) -> tuple[int, ...]:
-        """Return the ids of `text` on its own, without anything before or after it."""
+    def ids(self, text: str, *, begins: bool = False) -> tuple[int, ...]:
+        """Return the ids of `text` on its own; if it `begins` a prompt, with the space that the tokenizer may put before it."""
         if self._backend is None:
             encoded = self._tokenizer(
                 text, add_special_tokens=False, split_special_tokens=True, verbose=False
             )
             return tuple(encoded["input_ids"])
-        pieces = self._encodings(text, 0)
+        pieces = self._encodings(self._beginning if begins else self._backend, text, 0)
         return tuple(
             token for piece, _ in pieces for token in piece.ids if token not in self._leftover_control
         )
@@ -244,7 +277,7 @@ class PlainTokenizer:
             return None
         return tuple(
             (before + start, before + end)
-            for piece, before in self._encodings(text, 0)
+            for piece, before in self._encodings(self._backend, text, 0)
             for token, (start, end) in zip(piece.ids, piece.offsets, strict=True)
             if token not in self._leftover_control
         )
@@ -255,14 +288,14 @@ class PlainTokenizer:
             self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    def _encodings(self, text: str, before: int) -> list[tuple[Any, int]]:
+    def _encodings(self, backend: Tokenizer | None, text: str, before: int) -> list[tuple[Any, int]]:
         """Encode a text in pieces; return each with the number of characters before it.
 
         A control token that the vocabulary itself can produce is split after its first character. If it has one
         character, it stays in the encoding, and the caller has to drop it.
         """
-        assert self._backend is not None
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        assert backend is not None
+        encoding = backend.encode(text, add_special_tokens=False)
         whole = [(encoding, before)]
         if self._leftover_control.isdisjoint(encoding.ids):
             return whole
@@ -275,7 +308,60 @@ class PlainTokenizer:
         if single or len(cuts) == 2:
             return whole
         pieces = pairwise(sorted(cuts))
-        return [each for start, end in pieces for each in self._encodings(text[start:end], before + start)]
+        return [
+            each
+            for start, end in pieces
+            for each in self._encodings(self._backend if start else backend, text[start:end], before + start)
+        ]
+
+
+class _Continuing:
+    """Tokenizes the template's own text behind other text, for a tokenizer that puts a space before a text.
+
+    Attributes:
+        space: the id of a space alone, None if it has none.
+    """
+
+    def __init__(self, tokenizer: Any, backend: Tokenizer, parts: Parts) -> None:
+        self._tokenizer = tokenizer
+        added = backend.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._inside = _with_special_tokens(
+            backend, frozenset(t.content for t in added.values() if t.special)
+        )
+        self._inside.normalizer, self._inside.pre_tokenizer = parts
+        spaces = self._inside.encode(" ", add_special_tokens=False).ids
+        self.space = spaces[0] if len(spaces) == 1 else None
+        # Most put the space behind every added token too, some before the first text alone.
+        mark = next((t.content for t in added.values() if t.special), None)
+        self._every = mark is not None and (
+            self._whole(f"{mark}a")["input_ids"][1:] != self._inside.encode("a", add_special_tokens=False).ids
+        )
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "_Continuing | None":
+        """Return one for a transformers tokenizer, None if it puts no space before a text."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer) or (parts := without_prefix(backend)) is None:
+            return None
+        return cls(tokenizer, backend, parts)
+
+    def spaced_after(self, token: int) -> bool:
+        """Whether the tokenizer puts a space between this token and a text."""
+        return self._every and token in self._added
+
+    def ids(self, text: str, *, begins: bool) -> tuple[int, ...]:
+        """Return the ids of a text, added tokens included; `begins`: with a space before it."""
+        whole = self._whole(text)
+        if begins:
+            return tuple(whole["input_ids"])
+        places = zip(whole["input_ids"], whole["offset_mapping"], strict=True)
+        cut = next((start for token, (start, _) in places if token in self._added), len(text))
+        first = self._inside.encode(text[:cut], add_special_tokens=False).ids
+        return (*first, *self._whole(text[cut:])["input_ids"])
+
+    def _whole(self, text: str) -> Any:
+        return self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
 
 
 def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
@@ -290,11 +376,7 @@ def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
         for number, token in added.items()
         if is_control(token.content, special=token.special)
     }
-    plain = _sharing_vocabulary(backend, [_with_special(added[each], each in control) for each in added])
-    if {number: token.content for number, token in plain.get_added_tokens_decoder().items()} != {
-        number: token.content for number, token in added.items()
-    }:  # ids with gaps, which only a whole copy keeps
-        plain = _copied(backend, frozenset(control.values()))
+    plain = _with_special_tokens(backend, frozenset(control.values()))
     plain.encode_special_tokens = True  # special tokens are then plain text
     unknown = _unknown_token(backend)
     return plain, frozenset(
@@ -302,6 +384,19 @@ def _without_control(backend: Tokenizer) -> tuple[Tokenizer, frozenset[int]]:
         for number, content in control.items()
         if content != unknown and backend.model.token_to_id(content) is not None
     )
+
+
+def _with_special_tokens(backend: Tokenizer, special: frozenset[str]) -> Tokenizer:
+    """Return a tokenizer with the vocabulary of `backend` in which the added tokens in `special` and no others are special."""
+    added = dict(sorted(backend.get_added_tokens_decoder().items()))
+    found = _sharing_vocabulary(
+        backend, [_with_special(each, each.content in special) for each in added.values()]
+    )
+    if {number: token.content for number, token in found.get_added_tokens_decoder().items()} == {
+        number: token.content for number, token in added.items()
+    }:
+        return found
+    return _copied(backend, special)  # ids with gaps, which only a whole copy keeps
 
 
 def _sharing_vocabulary(backend: Tokenizer, added: list[AddedToken]) -> Tokenizer:

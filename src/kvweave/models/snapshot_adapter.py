@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.adapter import Adapter
-from kvweave.models.fingerprint import ModelMemory, fingerprint
+from kvweave.models.fingerprint import ModelMemory, WatchedFingerprint
 from kvweave.models.model_state import (
     KINDS,
     ModelState,
@@ -81,7 +81,16 @@ class SnapshotAdapter:
             raise UnsupportedModel("it takes no cache of transformers")
         self._cache_keyword = keywords[0]
         self.fixed_bytes, self.token_bytes = _probe(self)
-        self.fingerprint: ModelFingerprint = fingerprint(model, tokenizer, name or type(model).__name__)
+        self._fingerprint = WatchedFingerprint(model, tokenizer, name or type(model).__name__)
+
+    @property
+    def fingerprint(self) -> ModelFingerprint:
+        """Names the weights and everything else that stored states depend on, as `check_weights` last found them."""
+        return self._fingerprint.value
+
+    def check_weights(self) -> ModelFingerprint:
+        """Return the fingerprint, made anew if the weights were changed; called once in a request."""
+        return self._fingerprint.check()
 
     def new_state(self) -> ModelState:
         """Return the state before any token."""

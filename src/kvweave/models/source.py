@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.models.gguf.conversions import Conversions, current_report, file_stamps
 from kvweave.models.gguf.header import first_parts, is_gguf, parts_of, siblings
 
@@ -120,7 +121,7 @@ def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolde
     before = Conversions(home).find(name)
     if before is not None:
         return ModelFolder(str(before), name)
-    files, why = _repo_files(repo)
+    folder, files, why = _repo_files(repo)
     if not files:
         raise ModelNotFound(
             f"the hub's repository {repo} cannot be listed and was not downloaded before: {why}"
@@ -133,7 +134,8 @@ def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolde
             f"{repo} has no GGUF model of quantisation {quant}; it has {', '.join(_models(files)) or 'none'}"
         )
     try:
-        parts = [Path(hf_hub_download(repo, part)) for part in sorted(siblings(chosen, files))]
+        names = sorted(siblings(chosen, files))
+        parts = [folder / name if folder is not None else Path(hf_hub_download(repo, name)) for name in names]
     except Exception as error:  # those of its HTTP client too, which is another one in other versions
         raise ModelNotFound(f"{chosen} of {repo} cannot be downloaded: {_line(error)}") from error
     return _converted(name, parts_of(parts[0]), home)
@@ -150,20 +152,20 @@ def choose_model(files: Sequence[str], quant: str | None) -> str | None:
     return None if quant or not models else models[0]
 
 
-def _repo_files(repo: str) -> tuple[list[str], str]:
-    """Return the files of a repository, or without the hub those downloaded; and why there are none."""
-    from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import HFValidationError
+def _repo_files(repo: str) -> tuple[Path | None, list[str], str]:
+    """Return the files of a repository, or without the hub those downloaded and their folder; and why there are none."""
+    from huggingface_hub import list_repo_files
 
-    try:
-        return list(list_repo_files(repo)), ""
-    except Exception as error:  # offline, no such repository; as above
-        why = _line(error)
-    try:
-        snapshot = Path(snapshot_download(repo, local_files_only=True))
-    except (OSError, HFValidationError):  # nothing of it was downloaded
-        return [], why
-    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()], why
+    why, folder = "", folder_without_hub(repo)
+    if folder is None:
+        try:
+            return None, list(list_repo_files(repo)), ""
+        except Exception as error:  # offline, no such repository; as above
+            why, folder = _line(error), cached_folder(repo)
+    if folder is None:  # nothing of it was downloaded
+        return None, [], why
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return folder, files, why
 
 
 def _line(error: Exception) -> str:

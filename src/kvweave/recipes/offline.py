@@ -1,10 +1,12 @@
 """Prepare chunks before any question: compute and store the KV and the features that a recipe needs."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvweave.embedding import TextEncoder
+from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
@@ -14,6 +16,8 @@ from kvweave.recipes.methods import as_recipe
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe
 from kvweave.types import ChunkFeature, Storage
+
+_LOG = logging.getLogger(__name__)
 
 
 def prepare(
@@ -46,6 +50,7 @@ def prepare(
     """
     if isinstance(chunks, str):
         raise TypeError("chunks is one string; give a list or tuple of chunk texts")
+    adapter.check_weights()
     ids = [tuple(adapter.template.chunk_ids(text)) for text in chunks]
     corpus = ChunkList(
         [chunks], adapter.template.chunk_ids, lambda texts: TextEncoder(embedding).encode(texts)
@@ -109,7 +114,10 @@ class PreparationStep:
         return _missing_kv(ctx, chunks, self.prepare)
 
     def compute(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> set[Ids]:
-        """Compute and store the entry of each chunk that lacks it; return those that got one. Of KV, report progress."""
+        """Compute and store the entry of each chunk that lacks it; return those that got one. Of KV, report progress.
+
+        Raises as `ChunkStore.put` if no chunk's KV could be stored; where some could, a warning says so.
+        """
         ctx = replace(ctx, storage=self.storage)
         named = [(digest_tokens(ids), len(ids)) for ids in chunks]
         missing = set(self.missing(ctx, named))
@@ -117,11 +125,18 @@ class PreparationStep:
             without = [chunks[number] for number in sorted(missing)]
             return _extract(ctx, _not_imported(ctx, without, self.extractor), self.extractor)
         assert self.prepare is not None
-        computed = set()
+        computed, refused = set[Ids](), list[InvalidRequest]()
         for number, ids in enumerate(chunks):
-            if number in missing and _compute_kv(ctx, ids, self.prepare):
-                computed.add(ids)
+            try:
+                if number in missing and _compute_kv(ctx, ids, self.prepare):
+                    computed.add(ids)
+            except InvalidRequest as error:  # such as KV of NaN: the other chunks may be sound
+                refused.append(error)
             ctx.progress(len(ids))
+        if refused and not computed:
+            raise refused[0]
+        if refused:
+            _LOG.warning("%d of %d chunks are not prepared: %s", len(refused), len(chunks), refused[0])
         return computed
 
 

@@ -21,6 +21,7 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
+from kvweave.models.forward import check_logits
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import AttentionHook
 from kvweave.recipes.context import StoreEntry
@@ -120,8 +121,9 @@ def run(
             bounded, the result has no new entries, since these would be held until the end.
         prefix_context: text before the prompt, which the sink appends to.
 
-    Raises InvalidRequest for an impossible budget, PromptTooLong, and whatever the sink raises.
+    Raises InvalidRequest for an impossible budget, PromptTooLong, ModelError for logits of NaN, and whatever the sink raises.
     """
+    adapter.check_weights()
     adapter.check_length(prompt.tokens + (len(prefix_context.token_ids) if prefix_context is not None else 0))
     started = time.perf_counter()
     budget = recipe.budget(ratio, coverage)
@@ -146,6 +148,7 @@ def run(
                 rows = torch.cat([selected, state.fresh]).sort().values
                 check_cancelled()
                 logits = recipe.recompute.run(state, rows, hooks, capture=bool(new.spans))
+                check_logits(logits, adapter.fingerprint.name)
                 return _result(recipe, state, selected, logits, new, clock)
             except DamagedEntry as error:
                 # Damage rarely comes alone: with all of it dropped, the next attempt is the last.
@@ -165,7 +168,7 @@ def store_entries(entries: Sequence[StoreEntry], store: KVStore, model: ModelFin
     """
     try:
         return sum(entry.put(store, model) for entry in entries)
-    except (StoreError, OSError) as error:
+    except (StoreError, OSError, InvalidRequest) as error:
         _LOG.warning("what this request computed is not stored: %s", error)
         return 0
 

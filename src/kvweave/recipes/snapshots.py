@@ -20,6 +20,7 @@ from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
+from kvweave.models.forward import check_logits
 from kvweave.models.model_state import ModelState
 from kvweave.models.snapshot_adapter import SnapshotAdapter
 from kvweave.recipes.context import StoreEntry
@@ -71,12 +72,13 @@ def run_from_snapshot(
 
     No entry is written: store `new_entries` once the answer is out. A budget that recomputes all ignores what is stored.
 
-    Raises InvalidRequest for another recipe than one of exact prefixes, and PromptTooLong.
+    Raises InvalidRequest for another recipe than one of exact prefixes, PromptTooLong, and ModelError for logits of NaN.
     """
     if not uses_exact_prefixes_alone(recipe):
         raise InvalidRequest(
             f"recipe {recipe.name} cannot be used with {adapter.fingerprint.name}; use prefix"
         )
+    adapter.check_weights()
     adapter.check_length(prompt.tokens)
     started = time.perf_counter()
     path = _Path(prompt)
@@ -92,6 +94,7 @@ def run_from_snapshot(
             if number in path.ends and size <= room:  # the copies wait in memory for the answer to be out
                 entries.append(path.entry(number, adapter.snapshot(state)))
                 room -= size
+    check_logits(logits, adapter.fingerprint.name)
     adapter.synchronize()
     done = time.perf_counter()
     timing = Timing(

@@ -110,7 +110,7 @@ class Components:
     def request_context(self) -> "RequestContext":
         """Load everything that a request passes through."""
 
-        self.metadata.check_model(self.model.fingerprint)  # another process may have filled it anew
+        self.metadata.check_model(self.model.check_weights())  # another process may have filled it anew
         self.metadata.check("embedding", self.encoder.name)
         return RequestContext(self.model, self.state.documents, self.index, self.encoder, self.state.store)
 

@@ -40,7 +40,7 @@ class LocalClusters(ClusterRetriever):
 
     def _cluster_buffer(self, mean_entries: int) -> None:
         entries = torch.stack([self.buffer.pop(head, UNGROUPED) for head in range(self.table.heads)])
-        keys = self.store.entry_format.decode(entries)[0].float()  # (G, n, D)
+        keys = self.with_centre(self.store.entry_format.decode(entries)[0].float())  # (G, n, D)
         assigned = k_means(keys, -(-keys.shape[1] // mean_entries))
         for head in range(self.table.heads):
             for own in self._clusters(keys[head], assigned[head]):

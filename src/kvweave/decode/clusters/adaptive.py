@@ -68,7 +68,7 @@ class AdaptiveClusters(ClusterRetriever):
         stored = store.entries(self.layer, head, cluster)
         entries = torch.cat([stored, self.buffer.pop(head, cluster)])  # (n, E)
         store.page_cache.unpin_all()
-        keys = entry_format.decode(entries)[0].float()
+        keys = self.with_centre(entry_format.decode(entries)[0].float(), head)
         count = entries.shape[0]
         side = split_in_two(keys, max(self.shared.settings.clusters.max_entries, (count + 1) // 2))
         if 2 * int(side.sum()) > count:

@@ -31,6 +31,9 @@ Portion = list[NDArray[np.int64]]
 class ClusterRetriever(Retriever, ABC):
     """Entries of one layer in clusters (DynaKV §2.1): a query attends to the best clusters, or to their best entries.
 
+    Rounded entries hold keys without `centre`, the mean of each head's first keys (G, D) float32. A channel that is large in every
+    token, as the bias of a key projection makes it, would leave the others no levels (KIVI, arXiv 2402.02750).
+
     `default_candidates` is the strategy's ratio of entries in retrieved clusters to attended entries.
     """
 
@@ -44,6 +47,7 @@ class ClusterRetriever(Retriever, ABC):
         self.table: ClusterTable = shared.store.tables[layer]
         heads = self.table.heads
         self.buffer = BufferedEntries(heads, shared.store.entry_format.entry_bytes)
+        self.centre: Tensor | None = None
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(heads)
         self.selected: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in range(heads)]
         self.candidates = shared.settings.clusters.candidates or self.default_candidates
@@ -81,6 +85,9 @@ class ClusterRetriever(Retriever, ABC):
         """Cluster entries (G, n, D) and write them; clusters that the queries (H, T, D) retrieve together are neighbours."""
         points = keys.float().cpu()
         settings = self.shared.settings
+        if self.empty and self.store.entry_format.storage != "exact":
+            self.centre = points.mean(1)
+        stored = self._without_centre(keys)
         assigned = k_means(points, -(-keys.shape[1] // settings.clusters.mean_entries))
         clusters = [self._clusters(points[head], assigned[head]) for head in range(keys.shape[0])]
         order = self._write_order(points, clusters, queries)
@@ -89,7 +96,9 @@ class ClusterRetriever(Retriever, ABC):
         self.shared.centroids.make_room(self.layer, more)
         for head, own in enumerate(clusters):
             first = int(self.table.count[head])
-            entries = self.store.entry_format.encode(keys[head], values[head])  # one head at a time in memory
+            entries = self.store.entry_format.encode(
+                stored[head], values[head]
+            )  # one head at a time in memory
             for number in order[head]:
                 self.create_cluster(head, points[head, own[number]], entries[own[number]])
             if first == 0:
@@ -103,7 +112,7 @@ class ClusterRetriever(Retriever, ABC):
         if self.empty:
             self.fill(keys, values, None)
             return
-        entries = self.store.entry_format.encode(keys, values)  # (G, n, E)
+        entries = self.store.entry_format.encode(self._without_centre(keys), values)  # (G, n, E)
         points = keys.float().cpu()
         for number in range(keys.shape[1]):
             self.reserve(clusters=0, rows=keys.shape[0])
@@ -147,6 +156,12 @@ class ClusterRetriever(Retriever, ABC):
         self.shared.centroids.release(self.layer)
 
     # For strategies
+
+    def with_centre(self, keys: Tensor, head: int | None = None) -> Tensor:
+        """Return keys (G, n, D), or those of one head (n, D), from those of its entries, which may lack their mean."""
+        if self.centre is None:
+            return keys
+        return keys + (self.centre[:, None] if head is None else self.centre[head]).to(keys)
 
     def create_cluster(self, head: int, keys: Tensor, entries: Tensor) -> int:
         """Write a new cluster of keys (n, D) float32 and their entries (n, E); return its number."""
@@ -235,6 +250,9 @@ class ClusterRetriever(Retriever, ABC):
             orders.append(neighbour_order(co_retrievals(retrieved)))
         return orders
 
+    def _without_centre(self, keys: Tensor) -> Tensor:
+        return keys if self.centre is None else keys - self.centre[:, None].to(keys.device)
+
     # Attention
 
     def _attend_buffered(self, attention: PartialAttention) -> int:
@@ -242,7 +260,7 @@ class ClusterRetriever(Retriever, ABC):
         if entries.shape[1]:
             keys, values = self.store.entry_format.decode(entries)
             device = attention.query.device
-            attention.add(keys.to(device), values.to(device), valid.to(device))
+            attention.add(self.with_centre(keys).to(device), values.to(device), valid.to(device))
         return int(self.buffer.count.sum())
 
     def _select(
@@ -320,7 +338,7 @@ class ClusterRetriever(Retriever, ABC):
     def _attend_portion(self, attention: PartialAttention, portion: Portion) -> None:
         device = attention.query.device
         numbers, counts = self.store.locate(self.layer, portion)
-        keys, values = self.store.keys(numbers), self.store.values(numbers)
+        keys, values = self.with_centre(self.store.keys(numbers)), self.store.values(numbers)
         attention.add(keys.to(device), values.to(device), _valid(numbers, counts)[:, None].to(device))
 
     def _attend_top_entries(
@@ -331,7 +349,7 @@ class ClusterRetriever(Retriever, ABC):
         all_numbers, all_logits = [], []
         for portion in batch:
             numbers, counts = self.store.locate(self.layer, portion)
-            logits = attention.logits(self.store.keys(numbers).to(device))  # (G, R, n)
+            logits = attention.logits(self.with_centre(self.store.keys(numbers)).to(device))  # (G, R, n)
             hidden = ~_valid(numbers, counts)[:, None]
             all_numbers.append(numbers)
             all_logits.append(logits.masked_fill_(hidden.to(device), float("-inf")))

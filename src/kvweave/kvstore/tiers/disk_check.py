@@ -12,7 +12,7 @@ from pathlib import Path
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.files import is_process_alive, writer_of
 from kvweave.kvstore.catalog import Catalog
-from kvweave.kvstore.format import check_entry, verify_content
+from kvweave.kvstore.format import check_entry, is_finite, verify_content
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.tiers.disk import SUFFIX, DiskTier, EntryFiles, key_of
 
@@ -90,6 +90,8 @@ def verify(disk: DiskTier) -> VerifyReport:
         try:
             entry = disk.files.open(name)
             verify_content(entry.content)
+            if not is_finite(entry.content):  # earlier versions stored it
+                raise DamagedEntry(f"{path} holds NaN or infinity")
             checked += 1
             check_entry(entry, key, None, path)
             if entry.bytes != counted_bytes:

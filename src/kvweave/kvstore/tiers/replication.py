@@ -18,6 +18,7 @@ from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
 from kvweave.kvstore.capacity import Capacity
 from kvweave.kvstore.catalog import UsageCounters
 from kvweave.kvstore.eviction import choose_victims
+from kvweave.kvstore.format import is_finite
 from kvweave.kvstore.reports import VerifyReport
 from kvweave.kvstore.shared_catalog import QueuedEntry, SharedCatalog
 from kvweave.kvstore.tiers.circuit_breaker import CircuitBreaker
@@ -186,7 +187,8 @@ class ReplicatedTier:
                 continue
             checked += 1
             try:
-                self.reader.verified(key, data)
+                if not is_finite(self.reader.verified(key, data).content):
+                    raise DamagedEntry(f"entry {key} of {self.tier.location} holds NaN or infinity")
             except DamagedEntry as error:
                 self.reader.drop_damaged(key, error)
                 damaged.append(str(error))

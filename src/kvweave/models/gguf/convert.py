@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import transformers
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from numpy.typing import NDArray
@@ -53,7 +54,9 @@ class Conversion:
 
     def write(self, folder: Path, report: Callable[[str, int, int], None]) -> None:
         """Write weights, configuration, tokenizer and generation settings into an existing, empty folder."""
-        config = {"architectures": [self._class], **self._config}
+        # Without a version, transformers below 5.20 takes any tokenizer for one of an old Mistral model, and warns.
+        version = {"transformers_version": transformers.__version__}
+        config = {"architectures": [self._class], **self._config, **version}
         ends = end_tokens(self._header)
         generation = {
             name: config[name] for name in ("bos_token_id", "pad_token_id") if config[name] is not None

@@ -99,7 +99,8 @@ def _cluster_keys(offloaded: OffloadedCache, layer: int, head: int) -> list[Tens
     found = []
     for cluster in range(int(retriever.table.count[head])):
         store.load([(layer, head, cluster)])
-        found.append(store.entry_format.decode(store.entries(layer, head, cluster))[0].float().clone())
+        keys = store.entry_format.decode(store.entries(layer, head, cluster))[0].float()
+        found.append(retriever.with_centre(keys.clone(), head))
         store.page_cache.unpin_all()
     return found
 
