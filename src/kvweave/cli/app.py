@@ -176,8 +176,8 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    if isinstance(sys.stdout, io.TextIOWrapper):  # of another encoding than Unicode's: as standard error does
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
     try:
         app(standalone_mode=True)
     except SystemExit as stop:
