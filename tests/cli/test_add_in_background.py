@@ -119,6 +119,7 @@ def test_what_is_left_and_who_works_on_it_is_told(command, documents, detach, tm
     assert re.search(r"; until they are prepared, an answer begins after about \d+ s\n", added)
     assert "vectors: none yet" not in command("search", GLORRIC).stdout
     assert "no process works on it now" in command("ls").stderr  # the other recipe's
+    command("add", documents, "--wait")
     command("add", documents, "--wait", "--recipe", "reuse")
     assert command("ls").stderr == ""
 
@@ -160,7 +161,7 @@ def test_a_process_that_finds_nothing_to_do_ends(command, documents):
 
 
 def test_watch_reports_each_change_until_ctrl_c(command, documents, monkeypatch):
-    def follow(base, *folders):
+    def follow(base, *folders, allow_empty):
         yield base.add(*folders, wait=False)
         (documents / "ferry.txt").write_text("The ferry leaves at nine.")
         yield base.add(*folders, wait=False)
