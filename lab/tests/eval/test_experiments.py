@@ -146,13 +146,14 @@ class TestRecipeGrid:
         assert "lambda" in json.loads((tmp_path / "definitions.json").read_text())["random"]
 
     def test_the_order_in_which_a_process_writes_a_set_does_not_matter(self, recipe_grid, tmp_path):
-        recipe_grid.record_definitions(tmp_path, [recipe_named("prophetkv")])
+        recipe = replace(recipe_named("prophetkv"), attend=frozenset({"chunk", "system"}))
+        recipe_grid.record_definitions(tmp_path, [recipe])
         file = tmp_path / "definitions.json"
         written = file.read_text()
         other = written.replace("{'chunk', 'system'}", "{'system', 'chunk'}")
         assert other != written
         file.write_text(other)
-        recipe_grid.record_definitions(tmp_path, [recipe_named("prophetkv")])
+        recipe_grid.record_definitions(tmp_path, [recipe])
         assert file.read_text() == written
 
     @pytest.mark.parametrize("name", ["full", "reuse"])
