@@ -88,7 +88,7 @@ def _command(name: str, target: Any) -> Any:
 
 INTERRUPTED = 130
 
-ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "GOMP_SPINCOUNT": "3000"}
 """Variables of each command and of the processes that it starts, unless the user has set them; see `machine.py` on waiting."""
 
 app = typer.Typer(
@@ -172,7 +172,8 @@ def _counts(path: Path) -> str:
 def main() -> None:
     """Run the command line. The exit code is 1 for an expected error, 2 for wrong usage and 130 on Ctrl-C."""
     for name, value in ENVIRONMENT.items():  # before PyTorch is imported, whose OpenMP reads them once
-        os.environ.setdefault(name, value)
+        if not (name == "GOMP_SPINCOUNT" and "OMP_WAIT_POLICY" in os.environ):
+            os.environ.setdefault(name, value)
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
