@@ -52,6 +52,13 @@ def test_a_file_without_chunks_is_refused_with_its_line(invoke, tmp_path, conten
     assert message in str(refused)
 
 
+def test_a_file_in_another_encoding_is_refused(invoke, tmp_path):
+    (tmp_path / "chunks.jsonl").write_bytes('{"text": "Zoé"}'.encode("latin-1"))
+    refused = invoke("prepare", tmp_path / "chunks.jsonl").exception
+    assert isinstance(refused, InvalidRequest)
+    assert "is no text in UTF-8" in str(refused)
+
+
 def test_a_missing_file_and_a_recipe_that_prepares_nothing_are_refused(invoke, tmp_path):
     assert isinstance(invoke("prepare", tmp_path / "none.jsonl").exception, PathNotFound)
     (tmp_path / "chunks.jsonl").write_text('{"text": "a"}')

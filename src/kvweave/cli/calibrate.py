@@ -86,22 +86,11 @@ def _print_trials(result: "CalibrationResult") -> None:
 
 def _read(path: Path) -> list[str]:
     """Return the questions of a file of JSON lines. Raises InvalidRequest for any other line."""
-    import json
-
     from kvweave.errors import InvalidRequest
 
     found: dict[str, None] = {}
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is no text in UTF-8: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            question = json.loads(line)["question"]
-        except (ValueError, KeyError, TypeError):
-            question = None
+    for number, value in opt.json_lines(path):
+        question = value.get("question") if isinstance(value, dict) else None
         if not isinstance(question, str) or not question.strip():
             raise InvalidRequest(
                 f'line {number} of {path} is no JSON object like {{"question": "When is it?"}}'

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -305,6 +305,27 @@ def size_bytes(text: str) -> int:
     if match is None:
         raise InvalidRequest(f"{text!r} is not a size; write for example 500MB or 20GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a file of JSON lines, None for what is no JSON; skip empty lines.
+
+    Raises InvalidRequest for a file that is not UTF-8, OSError for one that cannot be read.
+    """
+    import json
+
+    from kvweave.errors import InvalidRequest
+
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    try:
+                        yield number, json.loads(line)
+                    except ValueError:
+                        yield number, None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is no text in UTF-8: {error}") from error
 
 
 def quiet_libraries() -> None:

@@ -1,9 +1,8 @@
 """prepare: prepare the chunks of a file ahead of the requests that will bring them."""
 
-import json as json_module
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -63,25 +62,14 @@ def _read(file: Path) -> list[str]:
     if not file.is_file():
         raise PathNotFound(f"there is no file {file}")
     found = []
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                text = _text(line)
-                if not text:
-                    raise InvalidRequest(
-                        f"{file}, line {number} has no chunk; write a JSON string, or an object with the field text"
-                    )
-                found.append(text)
+    for number, value in opt.json_lines(file):
+        if isinstance(value, dict):
+            value = next((value[name] for name in _TEXT_FIELDS if isinstance(value.get(name), str)), None)
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidRequest(
+                f"{file}, line {number} has no chunk; write a JSON string, or an object with the field text"
+            )
+        found.append(value)
     if not found:
         raise InvalidRequest(f"{file} has no chunks; write one JSON object with the field text per line")
     return found
-
-
-def _text(line: str) -> str:
-    try:
-        value: Any = json_module.loads(line)
-    except ValueError:
-        return ""
-    if isinstance(value, dict):
-        value = next((value[name] for name in _TEXT_FIELDS if isinstance(value.get(name), str)), "")
-    return value if isinstance(value, str) and value.strip() else ""
