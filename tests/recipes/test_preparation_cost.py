@@ -23,15 +23,15 @@ def ctx(adapter):
 
 def test_a_chunk_alone_costs_its_own_tokens_until_it_is_stored(ctx):
     recipe = recipe_named("reuse")
-    assert preparation_cost(ctx, NAMED, recipe, [0, 2]) == 16
+    assert preparation_cost(ctx, NAMED, recipe).of([0, 2]) == 16
     prepare_chunks(ctx, CHUNKS[:1], recipe)
-    assert preparation_cost(ctx, NAMED, recipe, [0, 2]) == 8
+    assert preparation_cost(ctx, NAMED, recipe).of([0, 2]) == 8
 
 
 def test_after_others_a_chunk_also_costs_the_plain_kv_of_all(ctx):
     recipe = recipe_named("weave")
-    assert preparation_cost(ctx, NAMED, recipe, [1]) == 4 * 8 + 8
+    assert preparation_cost(ctx, NAMED, recipe).of([1]) == 4 * 8 + 8
     prepare_chunks(ctx, CHUNKS, recipe_named("reuse"))
-    assert preparation_cost(ctx, NAMED, recipe, [1]) == 8
+    assert preparation_cost(ctx, NAMED, recipe).of([1]) == 8
     prepare_chunks(ctx, CHUNKS, recipe)
-    assert preparation_cost(ctx, NAMED, recipe, [1]) == 0
+    assert preparation_cost(ctx, NAMED, recipe).of([1]) == 0

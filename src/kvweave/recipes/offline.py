@@ -170,22 +170,38 @@ def missing_bytes(ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe
     return dict(sorted(missing.items()))
 
 
-def preparation_cost(
-    ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe, wanted: Sequence[int]
-) -> int:
-    """Return about how many tokens passes of the model run over to prepare some of these chunks.
+@dataclass(frozen=True, slots=True)
+class PreparationCost:
+    """What preparing chunks costs, in tokens that passes of the model run over.
 
-    Args:
-        ctx: with the corpus that the chunks are prepared among.
-        chunks: their digests and numbers of tokens. Where the recipe prepares a chunk after others, the plain KV of all counts.
-        wanted: places in `chunks`.
+    `shared` is paid once, for the plain KV of all chunks that others are prepared after; `own` is each chunk's.
     """
-    cost, measured_on_the_way = 0, recipe.prepare.by_products
+
+    shared: int
+    own: tuple[int, ...]
+
+    def of(self, wanted: Iterable[int]) -> int:
+        """Return the cost of preparing the chunks at these places."""
+        return self.shared + sum(self.own[place] for place in wanted)
+
+
+def preparation_cost(
+    ctx: PrepareContext, chunks: Sequence[tuple[str, int]], recipe: Recipe
+) -> PreparationCost:
+    """Return about what preparing each of some chunks costs, among the corpus of `ctx`.
+
+    `chunks` are digests and numbers of tokens.
+    """
+    shared, own = 0, [0] * len(chunks)
     for step in preparation_steps(recipe):
-        if step.extractor is None or step.extractor not in measured_on_the_way:
-            needed = range(len(chunks)) if step.prepare not in (None, recipe.prepare) else wanted
-            cost += sum(chunks[place][1] for place in set(step.missing(ctx, chunks)).intersection(needed))
-    return cost
+        if step.extractor is not None and step.extractor in recipe.prepare.by_products:
+            continue  # measured on the way
+        for place in set(step.missing(ctx, chunks)):
+            if step.prepare in (None, recipe.prepare):
+                own[place] += chunks[place][1]
+            else:
+                shared += chunks[place][1]
+    return PreparationCost(shared, tuple(own))
 
 
 def extractors_of(recipe: Recipe) -> list[FeatureExtractor]:

@@ -116,13 +116,12 @@ class RequestChunks:
 
         Raises InvalidRequest if the chunks take more room than the store has, and whatever `progress` does.
         """
-        ctx, chunks = self._context(documents), self._ids(documents)
-        different = list(dict.fromkeys(chunks))
-        sizes = missing_bytes(ctx, [(digest_tokens(ids), len(ids)) for ids in different], documents.recipe)
+        ctx, different = self._context(documents), list(dict.fromkeys(self._ids(documents.texts)))
+        sizes = missing_bytes(ctx, _named(different), documents.recipe)
         if sum(sizes.values()) > self._store.limit_bytes:
             raise InvalidRequest(
                 f"these {len(different)} chunks need {sum(sizes.values()):,} bytes, and the store may take "
-                f"{self._store.limit_bytes:,}; raise store_limit_bytes, or prepare fewer"
+                f"{self._store.limit_bytes:,}; raise the setting limit_bytes, or prepare fewer"
             )
         guard = RequestGuard(self._activity, 0.0, self._stop, PATIENCE_S)
         total, done = sum(map(len, different)), 0
@@ -170,8 +169,7 @@ class RequestChunks:
         These are chunks that two requests had, the most asked first, as long as preparing them costs less than half of
         what computing the prompt costs.
         """
-        ctx, chunks = self._context(documents), self._ids(documents)
-        named = [(digest_tokens(ids), len(ids)) for ids in chunks]
+        ctx, named = self._context(documents), _named(self._ids(documents.texts))
         missing = missing_bytes(ctx, named, documents.recipe)
         with self._changed:
             found = [self._waiting.get(_key(text, documents)) for text in documents.texts]
@@ -181,18 +179,17 @@ class RequestChunks:
             for number, each in enumerate(found)
             if each and number in missing and each.requests > 1
         }
-        chosen: list[int] = []
+        if not again:
+            return
+        chosen, cost = list[int](), preparation_cost(ctx, named, documents.recipe)
         for number in sorted(again, key=lambda number: -again[number].requests):
-            if (
-                2 * preparation_cost(ctx, named, documents.recipe, [*chosen, number])
-                <= documents.prompt_tokens
-            ):
+            if 2 * cost.of([*chosen, number]) <= documents.prompt_tokens:
                 chosen.append(number)
                 again[number].at_once = True
 
     def _next(self) -> list[_Waiting]:
         """Return the chunks to prepare now, all of one request: the most asked one, and those that it came with."""
-        idle_s = 0.0 if self._activity.any_active else self._activity.idle_s
+        idle_s = -1.0 if self._activity.any_active else self._activity.idle_s
         with self._changed:
             ready = [each for each in self._waiting.values() if self._is_due(each, idle_s)]
         if not ready:
@@ -208,12 +205,10 @@ class RequestChunks:
     def _prepare_group(self, group: Sequence[_Waiting]) -> None:
         """Prepare chunks of one request as far as the store has room that no used KV takes."""
         documents = group[0].last
-        ctx, template = self._context(documents), self._adapter.template
-        chunks = [tuple(template.chunk_ids(each.text)) for each in group]
-        named = [(digest_tokens(ids), len(ids)) for ids in chunks]
+        ctx, chunks = self._context(documents), self._ids([each.text for each in group])
         room = self._store.limit_bytes - self._store.used_bytes + self._store.unused_bytes
         fitting = []
-        for number, size in missing_bytes(ctx, named, documents.recipe).items():
+        for number, size in missing_bytes(ctx, _named(chunks), documents.recipe).items():
             if size <= room:
                 room -= size
                 fitting.append(chunks[number])
@@ -228,9 +223,8 @@ class RequestChunks:
         self._compute(ctx, fitting, documents.recipe, guard)
 
     def _compute(
-        self, ctx: PrepareContext, chunks: Iterable[Ids], recipe: Recipe, guard: RequestGuard
+        self, ctx: PrepareContext, chunks: Sequence[Ids], recipe: Recipe, guard: RequestGuard
     ) -> None:
-        chunks = list(chunks)
         while True:
             try:
                 with self._adapter.low_priority(guard):
@@ -243,10 +237,8 @@ class RequestChunks:
 
     def _count(self, text: str, documents: RequestDocuments, stored: bool) -> None:
         key = _key(text, documents)
-        if key not in self._waiting:
-            self._waiting[key] = _Waiting(
-                text, documents, requests=int(stored)
-            )  # another process may have seen it
+        if key not in self._waiting:  # with KV, an earlier process has seen it
+            self._waiting[key] = _Waiting(text, documents, requests=int(stored))
             self._characters += len(text)
         found = self._waiting[key]
         found.last, found.requests = documents, found.requests + 1
@@ -262,8 +254,8 @@ class RequestChunks:
 
     # What preparation needs
 
-    def _ids(self, documents: RequestDocuments) -> list[Ids]:
-        return [tuple(self._adapter.template.chunk_ids(text)) for text in documents.texts]
+    def _ids(self, texts: Sequence[str]) -> list[Ids]:
+        return [tuple(self._adapter.template.chunk_ids(text)) for text in texts]
 
     def _context(self, documents: RequestDocuments) -> PrepareContext:
         template = self._adapter.template
@@ -284,6 +276,11 @@ class RequestChunks:
             while len(self._vectors) > MOST_VECTORS:
                 self._vectors.popitem(last=False)
         return np.stack([known[text] for text in texts])
+
+
+def _named(chunks: Sequence[Ids]) -> list[tuple[str, int]]:
+    """Return chunks as digests and numbers of tokens."""
+    return [(digest_tokens(ids), len(ids)) for ids in chunks]
 
 
 def _key(text: str, documents: RequestDocuments) -> tuple[object, ...]:

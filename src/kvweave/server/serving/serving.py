@@ -271,13 +271,8 @@ class Tenant:
             fused(self._resident.model, "preparing chunks")
             chunks = self._chunks
             assert chunks is not None
-            given: AskKeywords = {
-                "recipe": recipe,
-                "prepare": prepare,
-                "cache": "off",
-                "generation": self.sampling(think=think),
-            }
-            options = self._settings.options(system or self.config.system or DEFAULT_SYSTEM, **given)
+            given = AskKeywords(recipe=recipe, prepare=prepare, generation=self.sampling(think=think))
+            options = self._document_options(system, given)
             chosen = self._settings.recipe_of(options)
             if chosen.prepare == NotPrepared():
                 raise InvalidRequest(
@@ -338,7 +333,8 @@ class Tenant:
         def begin() -> AnswerStream:
             model, settings = self._resident.model, self._settings
             if request.documents:
-                options = self._document_options(request, generation)
+                given: AskKeywords = {**request.options, "generation": generation}
+                options = self._document_options(Turns.of(request.messages).instruction, given)
             else:
                 options = plain_options(settings, request, generation)
             what = options, settings.recipe_of(options), settings.offload(options.kv_budget), model
@@ -370,10 +366,11 @@ class Tenant:
                 )
             )
 
-    def _document_options(self, request: CompletionRequest, generation: GenerationConfig) -> AskOptions:
-        system = Turns.of(request.messages).instruction or self.config.system or DEFAULT_SYSTEM
-        given: AskKeywords = {**request.options, "cache": "off", "generation": generation}
-        return self._settings.options(system, **given)
+    def _document_options(self, instruction: str | None, given: AskKeywords) -> AskOptions:
+        """Return the options of requests with documents: after an instruction, or that of the settings."""
+        system = instruction or self.config.system or DEFAULT_SYSTEM
+        without_cache: AskKeywords = {**given, "cache": "off"}
+        return self._settings.options(system, **without_cache)
 
     def _finish(
         self, begin: Callable[[], AnswerStream], cancelled: Callable[[], bool]
