@@ -125,8 +125,8 @@ class KnowledgeBase:
         """Index what is new or changed in files and folders: read, chunk, embed, compute chunk KV.
 
         A document is removed if its file vanished from a folder given again, or was moved to a path given now. If the folder has no
-        files at all any more, its disk may not be mounted: its documents are kept and reported. Safe to interrupt: finished work is kept, and the
-        next `add` continues.
+        files at all any more, its disk may not be mounted: its documents are kept and reported. Safe to interrupt: finished work is
+        kept, and the next `add` continues.
 
         Args:
             paths: files and folders.

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvweave.cli.interrupted import interrupt_behind, message
-from kvweave.cli.terminal import harmless
+from kvweave.cli.terminal import harmless, prints_unicode
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.plugins import more_in_lab, plugins
 from kvweave.version import __version__
@@ -87,9 +87,6 @@ def _command(name: str, target: Any) -> Any:
 
 
 INTERRUPTED = 130
-
-ENVIRONMENT: Final = {"TOKENIZERS_PARALLELISM": "false", "GOMP_SPINCOUNT": "3000"}
-"""Variables of each command and of the processes that it starts, unless the user has set them; see `machine.py` on waiting."""
 
 app = typer.Typer(
     name="kvweave",
@@ -171,13 +168,15 @@ def _counts(path: Path) -> str:
 
 def main() -> None:
     """Run the command line. The exit code is 1 for an expected error, 2 for wrong usage and 130 on Ctrl-C."""
-    for name, value in ENVIRONMENT.items():  # before PyTorch is imported, whose OpenMP reads them once
-        if not (name == "GOMP_SPINCOUNT" and "OMP_WAIT_POLICY" in os.environ):
-            os.environ.setdefault(name, value)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if (
+        "OMP_WAIT_POLICY" not in os.environ
+    ):  # before PyTorch is imported, whose OpenMP reads it once; see `machine.py`
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+    if isinstance(sys.stdout, io.TextIOWrapper) and not prints_unicode():
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
     try:
         app(standalone_mode=True)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from kvweave.cli.terminal import harmless
+from kvweave.cli.terminal import harmless, prints_unicode
 
 if TYPE_CHECKING:
     from kvweave.results import Source
@@ -37,8 +37,7 @@ def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
     from kvweave.facts import facts
 
-    ascii_only = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    typer.echo(json.dumps(facts(value), ensure_ascii=ascii_only, indent=2))
+    typer.echo(json.dumps(facts(value), ensure_ascii=not prints_unicode(), indent=2))
 
 
 def say(line: str, style: str | None = None) -> None:

@@ -16,6 +16,11 @@ def harmless(text: str) -> str:
     return text.translate(CONTROL)
 
 
+def prints_unicode() -> bool:
+    """Whether standard output takes any character."""
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
 def echo(text: str = "", *, end: str = "\n", err: bool = False) -> None:
     """Print text at once, with symbols in place of its control characters."""
     print(harmless(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)

@@ -245,9 +245,8 @@ class ChunkPreparer:
         model = self._components.model if self._state.documents.visible_versions() else None
         if not isinstance(model, Adapter):
             return []
-        self._metadata.check_model(
-            model.check_weights()
-        )  # another process may have filled it with another model
+        # Another process may have filled it with another model.
+        self._metadata.check_model(model.check_weights())
         ctx = self._context(model)
         since_s = self._preparation.since_s
         added = {
@@ -345,9 +344,8 @@ class _Run:
         self.done_tokens = self.total_tokens = 0
         self.recorded_s = 0.0
         self._computed: set[str] = set()
-        self._measured: dict[
-            str, tuple[float, float]
-        ] = {}  # kind -> tokens and seconds, recent ones count more
+        # By kind, tokens and seconds; recent ones count more.
+        self._measured: dict[str, tuple[float, float]] = {}
         self._began = time.perf_counter()
 
     def report(self) -> PrepareReport:

@@ -183,9 +183,8 @@ class Preparation:
 
     def unprepared_s(self, chunks: int) -> float | None:
         """Estimate the seconds that a question takes to compute so many chunks; None before any preparation was measured."""
-        rate = max(
-            self._facts.about(_RATE.partition(" ")[0]).values(), default=0.0
-        )  # the plainest kind is one pass
+        rates = self._facts.about(_RATE.partition(" ")[0])
+        rate = max(rates.values(), default=0.0)  # the plainest kind is one pass
         ((found, tokens),) = self._database.query(
             "SELECT coalesce(sum(chunks), 0), coalesce(sum(tokens), 0) FROM documents"
         )
