@@ -84,9 +84,9 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_it_continues_text_as_a_language_model_does(adapter, plain):
-    ids = torch.tensor([adapter.tokenizer("The capital of France is").input_ids])
+    ids = torch.tensor([adapter.tokenizer("one, two, three, four, five,").input_ids])
     with torch.no_grad():
-        assert adapter.tokenizer.decode(plain(ids).logits[0, -1].argmax()) == " Paris"
+        assert adapter.tokenizer.decode(plain(ids).logits[0, -1].argmax()) == " six"
 
 
 def test_weights_are_those_of_the_file_up_to_rounding_to_float16(adapter, real_model):
