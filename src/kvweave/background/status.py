@@ -29,8 +29,7 @@ class IdleStatus:
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
-        predictions: what predictions from the documents ("knowledge"), from earlier questions ("history") and of other
-            wordings ("paraphrase") are worth.
+        predictions: what predictions from the documents ("knowledge") and from earlier questions ("history") are worth.
         dropped: predicted questions that were not worth an answer, by reason.
         summaries_dropped: summaries that questions are not predicted from, by reason.
         conditions: what must hold for work that no user has just asked for.

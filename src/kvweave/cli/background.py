@@ -20,14 +20,9 @@ TITLES = {
     "conversion": "answers decoded from stored KV",
     "abstract": "batches of chunks summarised",
     "prediction": "rounds of predictions",
-    "paraphrase": "questions put in other words",
     "restoration": "questions checked for evicted KV",
 }
-_ORIGINS = {
-    "knowledge": "documents",
-    "history": "earlier questions",
-    "paraphrase": "questions in other words",
-}
+_ORIGINS = {"knowledge": "documents", "history": "earlier questions"}
 OPTIONS = (*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride", "idle_seconds_per_day")
 
 
