@@ -70,8 +70,7 @@ def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
     opt.quiet_libraries()
     require("serve", "`kvweave serve`", "fastapi", "uvicorn", "prometheus_client", "python_multipart")
     from kvweave.server.process.lifecycle import serve as run
-    from kvweave.state.knowledge_base_state import existing_kbs, kb_folder
-    from kvweave.state.recorded_models import with_recorded_models
+    from kvweave.state.knowledge_base_state import existing_kbs, kb_folder, with_recorded_models
 
     if options.kb != "default" and not kb_folder(options.kb, config).exists():
         typer.echo(

@@ -37,7 +37,7 @@ from kvweave.server.serving.completions import (
 )
 from kvweave.server.serving.request_chunks import RequestChunks, RequestDocuments
 from kvweave.server.serving.tenants import Tenants, tenant_home
-from kvweave.state.recorded_models import with_recorded_models
+from kvweave.state.knowledge_base_state import with_recorded_models
 from kvweave.state.resident import ResidentModels
 
 
