@@ -199,8 +199,8 @@ class GenerationConfig:
         seed: Seed of sampling.
         prompt_lookup_tokens: Most draft tokens copied from the prompt and checked in one pass, in greedy decoding; 0 turns
             it off.
-        think: Let a reasoning model think before it answers. Models whose chat template has no switch think, or do not,
-            whatever this says.
+        think: Let a reasoning model think before it answers; its thoughts are not part of the answer. Models whose chat
+            template has no switch think, or do not, whatever this says.
     """
 
     max_new_tokens: int | None = None
@@ -279,7 +279,7 @@ class Config:
         recipe: How stored KV is reused and, without `prepare`, prepared. auto is the calibrated recipe, and weave until a
             calibration.
         prepare: How chunk KV is prepared. Default: as the recipe does it.
-        system: The instruction that every prompt starts with. Default: that of the prompt template.
+        system: The instruction that every prompt starts with; the first add fixes it. Default: that of the prompt template.
         use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.
         wait: Let `kvweave add` and uploads to a server return when all chunk KV is computed too.
     """
