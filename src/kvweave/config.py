@@ -175,7 +175,6 @@ class IdleConfig:
         idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and
             `--low-load`.
         idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
-        idle_temperature: Highest temperature of the processor in °C, for the same work, if the system reports it.
     """
 
     idle_quiet_s: float = 60.0
@@ -184,7 +183,6 @@ class IdleConfig:
     idle_flops_per_day: float | None = None
     idle_load: float = 0.5
     idle_memory_pressure: float = 10.0
-    idle_temperature: float = 85.0
 
 
 @dataclass(frozen=True, slots=True)
