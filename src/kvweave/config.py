@@ -171,7 +171,6 @@ class IdleConfig:
         idle_power: mains to work only on mains power, any to work on battery too.
         idle_seconds_per_day: Daily budget in seconds of work, or inf. Default: 3600 for a server, `--watch` and `--low-load`,
             else inf.
-        idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
         idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and
             `--low-load`.
         idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
@@ -180,7 +179,6 @@ class IdleConfig:
     idle_quiet_s: float = 60.0
     idle_power: str = "mains"
     idle_seconds_per_day: float | None = None
-    idle_flops_per_day: float | None = None
     idle_load: float = 0.5
     idle_memory_pressure: float = 10.0
 

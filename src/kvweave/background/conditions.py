@@ -105,14 +105,12 @@ def seconds_per_day(config: IdleConfig, *, asked_for: bool = False) -> float | N
 
 def budget_condition(config: IdleConfig, spent: Spent, *, asked_for: bool = False) -> Condition:
     """Return the condition that today's work is within the daily budget; `asked_for` is whether a user asked for the work."""
-    seconds, flops = seconds_per_day(config, asked_for=asked_for), config.idle_flops_per_day
+    seconds = seconds_per_day(config, asked_for=asked_for)
     state, reason = f"{spent.seconds:.3g} s spent today, no limit (idle_seconds_per_day)", ""
     if seconds is not None:
         state = f"{spent.seconds:.3g} s of {seconds:g} s spent today (idle_seconds_per_day)"
     if seconds is not None and spent.seconds >= seconds:
         reason = f"today's {seconds:g} s are spent (idle_seconds_per_day)"
-    elif flops is not None and spent.flops >= flops:
-        reason = f"today's {flops:.3g} FLOPs are spent (idle_flops_per_day)"
     return Condition("daily budget", state, reason)
 
 

@@ -25,7 +25,7 @@ class IdleStatus:
     Attributes:
         day: today by the local calendar, such as 2026-01-31.
         spent_today: what it cost today, and `spent` in all.
-        seconds_per_day, flops_per_day: the daily budget of such work as `conditions` are for; None without a limit.
+        seconds_per_day: the daily budget of such work as `conditions` are for; None without a limit.
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
@@ -39,7 +39,6 @@ class IdleStatus:
     spent_today: Spent
     spent: Spent
     seconds_per_day: float | None
-    flops_per_day: float | None
     jobs_today: dict[str, int]
     worth_today: Worth
     worth: Worth
@@ -68,7 +67,6 @@ def idle_status(
         spent_today,
         sum_of(budget.totals().values()),
         seconds_per_day(config),
-        config.idle_flops_per_day,
         {kind: spent.jobs for kind, spent in today.items()},
         budget.worth(today=True),
         budget.worth(),

@@ -107,10 +107,9 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
     today, all_ = status.worth_today, status.worth
     limit = "no daily limit" if status.seconds_per_day is None else f"of {status.seconds_per_day:g} s"
-    flops = "" if status.flops_per_day is None else f" of {status.flops_per_day / 1e12:.3g}"
     lines = [
         f"today: {seconds(status.spent_today.seconds)} spent, {limit}; "
-        f"{status.spent_today.flops / 1e12:.3g}{flops} TFLOPs"
+        f"{status.spent_today.flops / 1e12:.3g} TFLOPs"
     ]
     lines += [f"  {TITLES.get(kind, kind)}: {jobs:,}" for kind, jobs in status.jobs_today.items()]
     lines += [
