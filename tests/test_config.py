@@ -43,7 +43,6 @@ def test_an_int_is_accepted_for_a_float():
     config = read_config(Path("/nowhere"), {}, kv_budget=1024, idle_seconds_per_day=60, temperature=1)
     assert config.decoding.kv_budget == 1024
     assert config.idle.idle_seconds_per_day == 60
-    assert config.idle.idle_flops_per_day is None
     assert config.generation.temperature == 1
 
 
@@ -78,7 +77,7 @@ def test_home_from_the_environment():
         ({}, {"decode_cutoff": 1.5}, "decode_cutoff is 1.5"),
         ({}, {"idle_power": "solar"}, "idle_power is 'solar'"),
         ({"KVWEAVE_IDLE_QUIET_S": "soon"}, {}, "KVWEAVE_IDLE_QUIET_S is 'soon'"),
-        ({}, {"idle_flops_per_day": -1}, "idle_flops_per_day is -1"),
+        ({}, {"idle_seconds_per_day": -1}, "idle_seconds_per_day is -1"),
         ({"KVWEAVE_THINK": "maybe"}, {}, "KVWEAVE_THINK is 'maybe'; it must be true or false"),
         ({}, {"think": 1}, "think is 1; it must be bool"),
     ],

@@ -43,7 +43,7 @@ EXPLAINED: dict[str, tuple[str, ...]] = {
     "prepare": ("system", "embedding"),
     "prefill": ("kv",),
     "generate": ("kv", "settings"),
-    "OffloadSettings": ("device_bytes", "folder"),
+    "OffloadSettings": ("folder",),
 }
 """Parameters that the page explains, because their names do not."""
 

@@ -171,20 +171,16 @@ class IdleConfig:
         idle_power: mains to work only on mains power, any to work on battery too.
         idle_seconds_per_day: Daily budget in seconds of work, or inf. Default: 3600 for a server, `--watch` and `--low-load`,
             else inf.
-        idle_flops_per_day: Daily budget in floating-point operations. Default: no limit.
         idle_load: Highest load of other programs per core, averaged over a minute, for a server, `--watch` and
             `--low-load`.
         idle_memory_pressure: Highest percentage of time that programs wait for memory, for the same work (Linux).
-        idle_temperature: Highest temperature of the processor in °C, for the same work, if the system reports it.
     """
 
     idle_quiet_s: float = 60.0
     idle_power: str = "mains"
     idle_seconds_per_day: float | None = None
-    idle_flops_per_day: float | None = None
     idle_load: float = 0.5
     idle_memory_pressure: float = 10.0
-    idle_temperature: float = 85.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +195,8 @@ class GenerationConfig:
         seed: Seed of sampling.
         prompt_lookup_tokens: Most draft tokens copied from the prompt and checked in one pass, in greedy decoding; 0 turns
             it off.
-        think: Let a reasoning model think before it answers. Models whose chat template has no switch think, or do not,
-            whatever this says.
+        think: Let a reasoning model think before it answers; its thoughts are not part of the answer. Models whose chat
+            template has no switch think, or do not, whatever this says.
     """
 
     max_new_tokens: int | None = None
@@ -279,7 +275,7 @@ class Config:
         recipe: How stored KV is reused and, without `prepare`, prepared. auto is the calibrated recipe, and weave until a
             calibration.
         prepare: How chunk KV is prepared. Default: as the recipe does it.
-        system: The instruction that every prompt starts with. Default: that of the prompt template.
+        system: The instruction that every prompt starts with; the first add fixes it. Default: that of the prompt template.
         use_server: Let `ask`, `chat` and `mcp` use a running server of the same home.
         wait: Let `kvweave add` and uploads to a server return when all chunk KV is computed too.
     """

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from kvweave.background.conditions import MachineState
     from kvweave.background.runner import BackgroundReport, BackgroundRunner
     from kvweave.background.status import IdleStatus
-    from kvweave.chat.conversation import Conversation
-    from kvweave.chat.kb_conversations import Conversations
+    from kvweave.chat import Conversation, Conversations
     from kvweave.documents.chunk_preparation import ChunkPreparer
     from kvweave.documents.indexing import Indexer
     from kvweave.embedding import TextEncoder
@@ -450,7 +449,7 @@ class KnowledgeBase:
 
     @once
     def _conversations(self) -> "Conversations":
-        from kvweave.chat.kb_conversations import Conversations
+        from kvweave.chat import Conversations
 
         return Conversations(self.state, self._asker)
 

@@ -15,7 +15,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.facts import facts
 from kvweave.options import AskKeywords
 from kvweave.results import Piece, PreparedChunks, Source
-from kvweave.state.recorded_models import with_recorded_models
+from kvweave.state.knowledge_base_state import with_recorded_models
 from kvweave.types import Message
 
 if TYPE_CHECKING:

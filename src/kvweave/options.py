@@ -1,8 +1,8 @@
 """The options of one question, and what an answer is cached under."""
 
 import json
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Final, TypedDict
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from typing import Any, Final, TypedDict
 
 from kvweave.config import (
     DEFAULT_NEW_TOKENS,
@@ -29,6 +29,11 @@ class Sampling(GenerationConfig):
 
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+
+
+def completed_sampling(defaults: GenerationConfig, **given: Any) -> Sampling:
+    """Return the sampling options of a request, with `defaults` (the settings) for those that are None."""
+    return Sampling(**asdict(defaults) | {name: value for name, value in given.items() if value is not None})
 
 
 def check_sampling(sampling: Sampling) -> None:

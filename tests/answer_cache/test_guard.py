@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvweave.answer_cache.guard import RULES, changes_meaning, difference, read
+from kvweave.answer_cache.guard import RULES, difference, read
 from kvweave.answer_cache.matching import ENGLISH, Comparison
 
 DECIDED = {
@@ -134,12 +134,6 @@ def test_a_rule_may_be_left_out():
     pair = "Which planks were rotten?", "Which planks were sound?"
     assert difference(*pair) == "a word"
     assert difference(*pair, without=("a word",)) is None
-
-
-def test_rewordings_change_no_meaning():
-    assert not changes_meaning("Which planks were rotten?", "Which boards were rotten?")
-    assert changes_meaning("Which planks were rotten?", "Which planks were not rotten?")
-    assert changes_meaning("Where is the chest hidden?", "Where in the attic is the chest hidden?")
 
 
 def test_numbers_and_dates_are_read_in_any_spelling():

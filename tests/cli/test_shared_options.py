@@ -65,7 +65,7 @@ def test_help_lists_the_named_options_in_order_with_their_texts(invoke):
     output, code = invoke("--help")
     assert code == 0
     assert "Chunks of a test." in output
-    assert "Questions predicted at a time" in output
+    assert "Number of questions predicted per round" in output
     assert "--kb" not in output
     places = [output.index(name) for name in ("--home", "--top-k", "--stride", "--tier", "--size", "--name")]
     assert places == sorted(places)

@@ -22,6 +22,20 @@ def usage(used_at, updated_at, uses, pages, now=100, frames=100) -> ClusterUsage
     return ClusterUsage(*arrays, now - arrays[0], np.zeros(len(pages)), now, frames)
 
 
+class Tails(list):
+    """The frames of last pages alone, which are written nowhere."""
+
+    def __init__(self, frames: FramePool | None = None) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def add(self, key, frame) -> None:
+        self.append(frame)
+
+    def evict_one(self) -> bool:
+        return bool(self) and self.frames.free([self.pop()]) is None
+
+
 def evicted(scores) -> list[int]:
     return np.argsort(-scores, kind="stable").tolist()
 
@@ -31,7 +45,7 @@ def test_large_clusters_are_evicted_first_if_used_alike():
 
 
 def test_age_is_how_often_a_layer_attended_without_the_cluster():
-    page_cache = PageCache(FramePool(4, 64), cluster_scores, DecodeCounts(), layers=4, heads=1)
+    page_cache = PageCache(FramePool(4, 64), cluster_scores, DecodeCounts(), 4, 1, Tails())
     for layer in range(4):
         page_cache.current_layer = layer
         page_cache.insert((layer, 0, 0), page_cache.allocate(1))
@@ -50,7 +64,7 @@ def test_age_is_how_often_a_layer_attended_without_the_cluster():
 
 
 def test_clusters_of_the_first_layer_stay_while_the_last_attends():
-    page_cache = PageCache(FramePool(4, 64), cluster_scores, DecodeCounts(), layers=4, heads=1)
+    page_cache = PageCache(FramePool(4, 64), cluster_scores, DecodeCounts(), 4, 1, Tails())
     for layer in range(4):
         page_cache.current_layer = layer
         page_cache.insert((layer, 0, 0), page_cache.allocate(1))
@@ -61,7 +75,7 @@ def test_clusters_of_the_first_layer_stay_while_the_last_attends():
 
 
 def test_unused_prefetched_clusters_are_older_than_used_ones():
-    page_cache = PageCache(FramePool(3, 64), cluster_scores, DecodeCounts(), layers=2, heads=1)
+    page_cache = PageCache(FramePool(3, 64), cluster_scores, DecodeCounts(), 2, 1, Tails())
     page_cache.next_row()
     page_cache.current_layer = 0
     page_cache.insert((0, 0, 0), page_cache.allocate(1))
@@ -83,20 +97,6 @@ def test_recently_updated_clusters_stay_up_to_a_quarter_of_the_frames():
     assert evicted(cluster_scores(facts)) == [3, 1, 2, 0]
     crowded = usage([10, 90, 10, 10], [98, 0, 97, 10], [1] * 4, [20, 1, 8, 1])
     assert evicted(cluster_scores(crowded))[0] == 2  # beyond the quarter it is a large, old cluster
-
-
-class Tails(list):
-    """The frames of last pages alone, which are written nowhere."""
-
-    def __init__(self, frames: FramePool) -> None:
-        super().__init__()
-        self.frames = frames
-
-    def add(self, key, frame) -> None:
-        self.append(frame)
-
-    def evict_one(self) -> bool:
-        return bool(self) and self.frames.free([self.pop()]) is None
 
 
 ACTIONS = ["room", "drop", "withdraw", "pin", "release", "read", "end", "grow"]
@@ -152,7 +152,7 @@ def test_no_frame_is_allocated_twice_and_none_is_lost(actions):
 
 def test_of_clusters_fetched_ahead_those_count_as_unused_that_leave_unasked_for():
     counts = DecodeCounts()
-    page_cache = PageCache(FramePool(8, 64), cluster_scores, counts, layers=1, heads=1)
+    page_cache = PageCache(FramePool(8, 64), cluster_scores, counts, 1, 1, Tails())
     for number, ahead in enumerate([True, True, False]):
         page_cache.insert((0, 0, number), page_cache.allocate(1), prefetched=ahead)
     page_cache.record_use([(0, 0, 0)])

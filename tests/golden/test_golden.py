@@ -1,6 +1,8 @@
 import base64
 import json
+import sqlite3
 import tarfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +131,24 @@ def test_its_chunk_kv_is_reused(prepared):
         answer = base.ask("What is the password of Glorric, please?", cache="off")
         assert answer.text == "walnut"
         assert answer.plan.reused_share > 0.8
+
+
+def test_its_questions_in_other_words_do_no_harm(prepared):
+    """Earlier versions let the model put questions in other words, and listed the questions that they had done."""
+    (path,) = prepared.rglob("kb/*/catalog.sqlite")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO paraphrased_questions VALUES ('What is the password of Glorric?')")
+        database.execute("INSERT INTO prediction_worth VALUES ('paraphrase', 1, 1, 0, 2.5)")
+        database.execute(
+            "INSERT INTO predicted_questions VALUES ('Glorric has which password?', 'paraphrase', 1.0, NULL, 0, 0)"
+        )
+    with kvweave.open("default", home=prepared) as base:
+        assert set(base.idle_status().predictions) == {"knowledge", "history"}
+        assert base.predictions.predicted.totals().predicted["paraphrase"] == 1
+        assert base.ask("What is the password of Glorric?").plan.cache_hit is not None
+        assert not base.state.database.query(
+            "SELECT 1 FROM sqlite_master WHERE name = 'paraphrased_questions'"
+        )
 
 
 def test_its_conversation_goes_on(prepared):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvweave.answering.generation import Decoded
-from kvweave.chat.conversation import Conversation, start_over
+from kvweave.chat import Conversation, start_over
 from kvweave.decode.handoff import TurnAppender
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest, PromptTooLong, StoreError

@@ -9,7 +9,7 @@ import torch
 
 from kvweave.answering.generation import Decoded
 from kvweave.answering.pipeline import prefill_turn
-from kvweave.chat.conversation import Conversation, ConversationSettings
+from kvweave.chat import Conversation, ConversationSettings
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.kvstore.chunk_store import ChunkStore

@@ -9,10 +9,11 @@ import torch
 
 from kvweave.database import Database
 from kvweave.errors import DamagedEntry, InvalidRequest, StoreError
-from kvweave.kvstore import catalog, chunk_store, header, keys
+from kvweave.kvstore import catalog, header, keys, kv_store
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import ParsedEntry
 from kvweave.kvstore.keys import EntryKey, digest_tokens, quantised
+from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.kvstore.tiers.disk import EntryFiles
 from kvweave.types import ChunkKV, KVProvenance, Storage
 from support.store_samples import (
@@ -51,9 +52,11 @@ def test_kv_that_is_not_finite_is_refused_and_found_by_verify(
     with ChunkStore(tmp_path) as store:
         with pytest.raises(InvalidRequest, match="KV or a feature of NaN or infinity is not stored"):
             put(store, kv)
+        with pytest.raises(InvalidRequest, match="NaN or infinity"):
+            put(MemoryStore(), kv)
         put(store, chunk(2))
         with monkeypatch.context() as earlier:  # versions that stored it
-            earlier.setattr(chunk_store, "is_finite", lambda content: True)
+            earlier.setattr(kv_store, "is_finite", lambda content: True)
             assert put(store, kv)
         report = store.verify()
         assert report.checked == 1

@@ -10,7 +10,6 @@ from kvweave.answer_cache.evidence import (
     is_other_language,
     is_supported,
     is_unclear,
-    keeps_decisive_words,
     names_answer,
     parse_questions,
     repeats,
@@ -208,7 +207,6 @@ class TestPrompts:
             assert is_answerable(question, [notes])
             assert answer.split()[-1] in notes
             assert question.startswith(Asked(notes, answer).opening)
-        assert all(keeps_decisive_words(one, other) for one, other in prompts_module.REWORDED_EXAMPLES)
 
 
 class TestPassages:

@@ -10,7 +10,7 @@ from kvweave.cancellation import cancellable
 from kvweave.errors import Cancelled, InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
 from kvweave.results import Answer, Plan, Timing
 from kvweave.server import client as client_module
-from kvweave.server.bases import routes
+from kvweave.server import knowledge_bases
 from kvweave.server.client import ServerClient
 from kvweave.server.openai import replies
 from kvweave.server.serving.completions import Finished
@@ -166,7 +166,7 @@ def test_whether_the_passages_hold_an_answer_goes_with_it(supported):
     answer = Answer("walnut", (), Plan("reuse", 0.0, ()), Timing(), supported=supported)
     finished = Finished(answer, "walnut", 7, 2, 1, tuple)
     assert replies.kvweave(finished)["supported"] is supported
-    with serving({ASK: [stream(event("done", routes.done(finished)))]}) as server:
+    with serving({ASK: [stream(event("done", knowledge_bases.done(finished)))]}) as server:
         assert ask(server)[1].answer == answer
 
 

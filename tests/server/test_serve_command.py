@@ -155,7 +155,7 @@ def test_a_knowledge_base_names_the_models(home):
     import kvweave
     from kvweave.config import read_config
     from kvweave.samples import DOCUMENTS
-    from kvweave.state.recorded_models import with_recorded_models
+    from kvweave.state.knowledge_base_state import with_recorded_models
 
     with kvweave.open("notes", home=home, chunk_tokens=48, dtype="float32", recipe="full") as base:
         base.add(DOCUMENTS / "badges.txt")

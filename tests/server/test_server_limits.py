@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from kvweave.config import ServerConfig, read_config
 from kvweave.errors import InvalidRequest
-from kvweave.server.bases.uploads import clean_name
 from kvweave.server.process.lifecycle import check_binding
 from kvweave.server.serving.tenants import Tenants, read_tenants
+from kvweave.server.uploads import clean_name
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 

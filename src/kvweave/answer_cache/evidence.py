@@ -59,7 +59,8 @@ def parse_questions(reply: str, most: int) -> list[str]:
 
 def is_near_duplicate(one: str, other: str, cosine: float) -> bool:
     """Return whether two questions of this similarity (-1..1) have the same names, numbers and negation; symmetric."""
-    return cosine >= NEAR_DUPLICATE_COSINE and keeps_decisive_words(one, other)
+    same = names(one) == names(other) and is_negated(one) == is_negated(other)
+    return cosine >= NEAR_DUPLICATE_COSINE and same
 
 
 def is_answerable(question: str, chunks: Iterable[str]) -> bool:
@@ -69,11 +70,6 @@ def is_answerable(question: str, chunks: Iterable[str]) -> bool:
     if not content:
         return bool(named) and named <= words
     return named <= words and bool(set(map(stem, content)) & set(map(stem, words)))
-
-
-def keeps_decisive_words(one: str, other: str) -> bool:
-    """Return whether two questions have the same names, numbers and negation; symmetric."""
-    return names(one) == names(other) and is_negated(one) == is_negated(other)
 
 
 def repeats(text: str) -> bool:

@@ -304,13 +304,6 @@ def difference(one: str, other: str, without: Collection[str] = ()) -> str | Non
     )
 
 
-def changes_meaning(one: str, other: str) -> bool:
-    """Return whether a rule finds a difference, leaving out those that many rewordings of one question break too."""
-    first, second = read(one), read(other)
-    checks = [differs for name, differs in RULES.items() if name not in _STRICT]
-    return any(differs(first, second) for differs in (*checks, _condition_differs))
-
-
 def opposed(one: set[str], other: set[str]) -> bool:
     """Return whether a word in lower case of one set means the opposite of one of the other."""
     if any((here in one and there in other) or (there in one and here in other) for here, there in _OPPOSED):
@@ -427,18 +420,6 @@ def _part_is_left_out(one: Question, other: Question) -> bool:
     return bool(one.asks and other.asks) and (first < second or second < first)
 
 
-def _condition_differs(one: Question, other: Question) -> bool:
-    """Return whether one question has a condition, or says where, when or for whom, and the other says nothing instead."""
-    if one.texts & CONDITIONS != other.texts & CONDITIONS:
-        return True
-    for here, there in ((one, other), (other, one)):
-        more = {after for _, after in _phrases(here)} - set(there.content) - _COUNTED - _GENERIC
-        more -= ASKED_NOUNS.keys() | _MEASURES.keys()
-        if more and set(there.content) - _GENERIC - _COUNTED - _MEASURES.keys() <= set(here.content):
-            return True
-    return False
-
-
 def _word_differs(one: Question, other: Question) -> bool:
     """Return whether the questions are equal but for a word or two."""
     first = set(one.content) - set(other.content) - _EMPTY - _COUNTED
@@ -471,6 +452,3 @@ RULES: Final[Mapping[str, Callable[[Question, Question], bool]]] = {
     "order of words": _order_of_words_differs,
 }
 """Each rule with what it finds. They are tried in this order."""
-
-_STRICT: Final = frozenset({"too short", "part", "a word", "order of words"})
-"""Rules that find a difference between many rewordings of one question."""

@@ -5,7 +5,7 @@ It is part of the knowledge base's own database, so the commit that removes a do
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ HISTORY_LIMIT: Final = 64
 
 _TABLES: Final = (
     *("abstract_parts", "abstract_drops", "question_history", "question_history_seen", "predicted_questions"),
-    *("paraphrased_questions", "prediction_worth"),
+    "prediction_worth",
 )
 """Deleting their rows also deletes those of the other tables, which refer to these."""
 
@@ -28,7 +28,6 @@ DropReason: TypeAlias = Literal[
     "other language",
     "unanswerable",
     "unknown words",
-    "other meaning",
     "no answer",
     "names its answer",
     "unsupported",
@@ -36,10 +35,9 @@ DropReason: TypeAlias = Literal[
 """Why a predicted question was dropped.
 
 repetition: it goes round in circles; unclear: "he" or "this" in it stands for nothing that it names; other language: than the
-documents; unanswerable: no retrieved chunk is about it; unknown words: the documents have no such words; other meaning: a
-paraphrase that changes a name, a number, a negation or what is asked; no answer: the model had none; names its answer: it
-holds the answer that it was made for; unsupported: the retrieved chunks do not say what the model answered, or it is not the answer
-that the question was made for.
+documents; unanswerable: no retrieved chunk is about it; unknown words: the documents have no such words; no answer: the
+model had none; names its answer: it holds the answer that it was made for; unsupported: the retrieved chunks do not say what the
+model answered, or it is not the answer that the question was made for.
 """
 
 
@@ -121,12 +119,7 @@ class PredictionStore:
             if not versions:
                 return []
             self.summary.delete(versions)
-            deleted = self.predicted.delete(versions)
-            self._database.execute(
-                """DELETE FROM paraphrased_questions WHERE question NOT IN (SELECT question FROM question_history)
-                     AND question NOT IN (SELECT question FROM predicted_questions)"""
-            )
-        return deleted
+            return self.predicted.delete(versions)
 
     def clear(self) -> None:
         """Delete everything."""
@@ -192,7 +185,7 @@ class QuestionHistory:
 
 
 class PredictedQuestions:
-    """The tables of predicted questions, and of those that were put in other words, created if missing."""
+    """The tables of predicted questions, created if missing."""
 
     _SCHEMA: Final = (
         """CREATE TABLE IF NOT EXISTS predicted_questions (
@@ -205,7 +198,7 @@ class PredictedQuestions:
         """CREATE TABLE IF NOT EXISTS predicted_answers (
             question TEXT PRIMARY KEY REFERENCES predicted_questions (question) ON DELETE CASCADE,
             answer TEXT NOT NULL) WITHOUT ROWID""",
-        "CREATE TABLE IF NOT EXISTS paraphrased_questions (question TEXT PRIMARY KEY) WITHOUT ROWID",
+        "DROP TABLE IF EXISTS paraphrased_questions",  # of earlier versions; it keeps questions about deleted documents
     )
 
     def __init__(self, database: Database) -> None:
@@ -239,24 +232,6 @@ class PredictedQuestions:
         """Return the answer that a question was made for, or an empty text if the model chose the subject."""
         rows = self._database.query("SELECT answer FROM predicted_answers WHERE question = ?", (question,))
         return str(rows[0][0]) if rows else ""
-
-    def is_paraphrased(self, question: str) -> bool:
-        """Return whether a question, predicted or asked, was put in other words."""
-        return bool(
-            self._database.query("SELECT 1 FROM paraphrased_questions WHERE question = ?", (question,))
-        )
-
-    def mark_paraphrased(self, question: str) -> None:
-        """Record that a question was put in other words."""
-        self._database.execute("INSERT OR IGNORE INTO paraphrased_questions VALUES (?)", (question,))
-
-    def kept(self) -> Iterator[str]:
-        """Yield the questions that were predicted from documents or history and not dropped, the oldest first."""
-        rows = self._database.query(
-            """SELECT question FROM predicted_questions WHERE dropped IS NULL AND origin <> 'paraphrase'
-               ORDER BY made_at, question"""
-        )
-        return (question for (question,) in rows)
 
     def contains(self, question: str) -> bool:
         """Return whether a question was predicted before, dropped or not."""

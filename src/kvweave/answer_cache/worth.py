@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from kvweave.database import Database
 
-PredictionOrigin: TypeAlias = Literal["knowledge", "history", "paraphrase"]
-"""What a question was predicted from: the summary alone, earlier questions too, or a question that it says in other words."""
+PredictionOrigin: TypeAlias = Literal["knowledge", "history"]
+"""What a question was predicted from: the summary alone, or earlier questions too."""
 
 LEAST_ASKED: Final = 30
 """Questions that users ask, with predictions of a kind ready, before the kind is judged."""

@@ -1,4 +1,4 @@
-"""Whether this is a time for background work: power, load, memory pressure, temperature.
+"""Whether this is a time for background work: power, load, memory pressure.
 
 What the system does not tell is no obstacle, and says so. Loads no model.
 """
@@ -20,8 +20,6 @@ from kvweave.state.background_budget import Spent
 _PRESSURE: Final = Path("/proc/pressure/memory")
 _LOAD_S: Final = 60.0
 """The time constant of the load average that is read, in seconds."""
-_PROCESSOR_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu", "soc", "acpitz")
-"""How drivers' names for the processor's sensors begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,11 @@ class MachineState:
         on_mains: whether it runs on mains power; True without a battery.
         load: threads of other programs that run or wait to run, per core, on average over a minute.
         memory_pressure: percent of the last ten seconds in which a program waited for memory.
-        temperature: of the processor, in °C.
     """
 
     on_mains: bool
     load: float | None
     memory_pressure: float | None
-    temperature: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def machine_state(own: OwnLoad) -> MachineState:
     load = None
     with suppress(OSError, AttributeError):
         load = max(0.0, psutil.getloadavg()[0] - own_load) / (os.cpu_count() or 1)
-    return MachineState(_on_mains(), load, memory_pressure(), temperature())
+    return MachineState(_on_mains(), load, memory_pressure())
 
 
 def conditions(config: IdleConfig, machine: MachineState) -> tuple[Condition, ...]:
@@ -91,19 +87,12 @@ def conditions(config: IdleConfig, machine: MachineState) -> tuple[Condition, ..
             "idle_memory_pressure",
             " %",
         ),
-        _at_most(
-            "temperature of the processor",
-            machine.temperature,
-            config.idle_temperature,
-            "idle_temperature",
-            " °C",
-        ),
     )
 
 
 def power_condition(config: IdleConfig) -> Condition:
     """Return the condition that holds even for work that a user has asked for."""
-    return conditions(config, MachineState(_on_mains(), None, None, None))[0]
+    return conditions(config, MachineState(_on_mains(), None, None))[0]
 
 
 def seconds_per_day(config: IdleConfig, *, asked_for: bool = False) -> float | None:
@@ -116,14 +105,12 @@ def seconds_per_day(config: IdleConfig, *, asked_for: bool = False) -> float | N
 
 def budget_condition(config: IdleConfig, spent: Spent, *, asked_for: bool = False) -> Condition:
     """Return the condition that today's work is within the daily budget; `asked_for` is whether a user asked for the work."""
-    seconds, flops = seconds_per_day(config, asked_for=asked_for), config.idle_flops_per_day
+    seconds = seconds_per_day(config, asked_for=asked_for)
     state, reason = f"{spent.seconds:.3g} s spent today, no limit (idle_seconds_per_day)", ""
     if seconds is not None:
         state = f"{spent.seconds:.3g} s of {seconds:g} s spent today (idle_seconds_per_day)"
     if seconds is not None and spent.seconds >= seconds:
         reason = f"today's {seconds:g} s are spent (idle_seconds_per_day)"
-    elif flops is not None and spent.flops >= flops:
-        reason = f"today's {flops:.3g} FLOPs are spent (idle_flops_per_day)"
     return Condition("daily budget", state, reason)
 
 
@@ -140,17 +127,6 @@ def memory_pressure(path: Path = _PRESSURE) -> float | None:
             if kind == "some":
                 return float(average.removeprefix("avg10="))
     return None
-
-
-def temperature() -> float | None:
-    """Return the highest temperature of the processor's sensors in °C; None where the system does not report one."""
-    read = getattr(psutil, "sensors_temperatures", None)  # on Linux and FreeBSD
-    found: list[float] = []
-    with suppress(OSError, ValueError, AttributeError):
-        for name, sensors in (read() if read is not None else {}).items():
-            if name.lower().startswith(_PROCESSOR_SENSORS):
-                found += [each.current for each in sensors if each.current and 0 < each.current < 150]
-    return max(found, default=None)
 
 
 def _at_most(name: str, value: float | None, limit: float, setting: str, unit: str = "") -> Condition:

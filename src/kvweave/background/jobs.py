@@ -16,11 +16,9 @@ from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.ask import Asker
 from kvweave.background.calibration import Calibrator, Step
-from kvweave.background.paraphrases import Paraphraser
 from kvweave.background.planning import PredictFromHistory, Summarise, answers_ahead
 from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
-from kvweave.background.prompts import can_paraphrase
 from kvweave.options import AskOptions
 from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
@@ -37,7 +35,6 @@ JobKind: TypeAlias = Literal[
     "conversion",
     "abstract",
     "prediction",
-    "paraphrase",
     "restoration",
 ]
 """See `JobSource.next`."""
@@ -83,10 +80,9 @@ class JobSource:
         self._renew_predictor()
 
     def _renew_predictor(self) -> None:
-        """Make what predicts and rewords questions, for the recipe that answers them now; None if no answer is cached."""
+        """Make the question predictor for the recipe that answers questions now; None if no answer is cached."""
         state, settings, system = self._state, self._settings, self._metadata.system
         self._predictor: QuestionPredictor | None = None
-        self._paraphraser: Paraphraser | None = None
         options = settings.options(system)
         if not (options.cacheable and state.answers.limit_bytes):
             return
@@ -102,8 +98,6 @@ class JobSource:
             settings.config.prediction.prediction_stride,
             self._paused,
         )
-        if can_paraphrase(self._metadata.get("model_name")):
-            self._paraphraser = Paraphraser(self._predictor, self._budget.answer_seconds)
 
     def _paused(self) -> Collection[PredictionOrigin]:
         """Return the kinds of prediction that do not pay (`answer_cache/worth.py`)."""
@@ -116,9 +110,8 @@ class JobSource:
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
         answer (answers). Then the recipe that `auto` resolves to, by which all others are
         computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
-        before (conversion, PerCache §4.3.3). Then other wordings of answered questions (paraphrase) and new predictions
-        (abstract, prediction). Last, evicted KV, if the store's limit was raised (restoration). Predictions that do not pay are
-        left out.
+        before (conversion, PerCache §4.3.3). Then new predictions (abstract, prediction). Last, evicted KV, if the store's limit
+        was raised (restoration). Predictions that do not pay are left out.
         """
         if not self._cached.documents.visible_versions():
             return None
@@ -128,7 +121,6 @@ class JobSource:
             self._calibration,
             self._population,
             self._conversion,
-            self._paraphrase,
             self._prediction,
             self._restoration,
         )
@@ -251,22 +243,6 @@ class JobSource:
             return Job("abstract", about, job, left, partial(predictor.do, job), "knowledge")
         origin: PredictionOrigin = "history" if isinstance(job, PredictFromHistory) else "knowledge"
         return Job("prediction", "questions to come", job, 1, partial(predictor.do, job), origin)
-
-    def _paraphrase(self) -> Job | None:
-        writer = self._paraphraser
-        if writer is None or "paraphrase" in self._paused():
-            return None
-        question = next((one for one in writer.questions() if ("paraphrase", one) not in self._tried), None)
-        if question is None:
-            return None
-        write = partial(self._write_paraphrases, writer, question)
-        return Job("paraphrase", question, ("paraphrase", question), 1, write, "paraphrase")
-
-    def _write_paraphrases(self, writer: Paraphraser, question: str) -> None:
-        stored = writer.do(question)
-        if stored:
-            self._budget.add_worth(Worth(entries=stored))
-            self._predictions.worth.add("paraphrase", ready=stored)
 
     def _restoration(self) -> Job | None:
         facts = self._state.facts

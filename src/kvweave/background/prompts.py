@@ -38,14 +38,12 @@ class PromptSet(ABC):
         earlier_questions: the most earlier questions in a request.
         max_parts: the most parts of the summary in front of a request; None for as many as fit.
         batch_tokens: the most tokens of chunks to summarise at once; None for a share of the model's context.
-        wordings: the most other wordings in one reply.
     """
 
     questions_per_reply: int = 1
     earlier_questions: int = 3
     max_parts: int | None = 1
     batch_tokens: int | None = 512
-    wordings: int = 0
 
     def summarise(self) -> Request | None:
         """Return the request for the key content of the notes; None to predict from the notes themselves."""
@@ -62,10 +60,6 @@ class PromptSet(ABC):
     @abstractmethod
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         """Return the request for `count` questions that may follow these earlier ones."""
-
-    def paraphrase(self, question: str, count: int) -> Request | None:
-        """Return the request for a question in `count` other wordings; None if the model does not know how."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,6 @@ class InstructPrompts(PromptSet):
     earlier_questions: int = 10
     max_parts: int | None = None
     batch_tokens: int | None = None
-    wordings: int = 3
 
     def summarise(self) -> Request:
         return Request(
@@ -117,12 +110,6 @@ class InstructPrompts(PromptSet):
             f"what the notes answer. {_FORM}"
         )
 
-    def paraphrase(self, question: str, count: int) -> Request:
-        return Request(
-            f"How would {count} different people ask this?\n- {question}\nChange the wording, never what is asked: keep every "
-            f'name, number and date, and every "not". {_FORM}'
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class FewShotPrompts(PromptSet):
@@ -131,8 +118,6 @@ class FewShotPrompts(PromptSet):
     Left to choose what to ask, small models repeat the questions of the examples. Given an answer and the first word, they write
     its question. Asked for a summary, they copy or invent.
     """
-
-    wordings: int = 1
 
     def predict_from_documents(self, count: int) -> Request:
         return self.ask_for("it", "What")
@@ -147,10 +132,6 @@ class FewShotPrompts(PromptSet):
         )
         text = f"\nAnswer: {answer}\nQuestion: {opening}"
         return Request(text, f"{shown}Notes: ", plain=True, lead=opening, max_tokens=40)
-
-    def paraphrase(self, question: str, count: int) -> Request:
-        shown = "".join(f"Question: {one}\nIn other words: {other}\n\n" for one, other in REWORDED_EXAMPLES)
-        return Request(f"{question}\nIn other words:", f"{shown}Question: ", plain=True, max_tokens=40)
 
 
 ASKED_EXAMPLES: Final = (
@@ -179,22 +160,11 @@ ASKED_EXAMPLES: Final = (
 )
 """Notes, words of them, and the question that those answer."""
 
-REWORDED_EXAMPLES: Final = (
-    ("What does a ticket for the crossing cost now?", "How much is a crossing ticket now?"),
-    ("Who repaired the lamp on the north pier?", "Which person fixed the north pier's lamp?"),
-    ("When does Ilse unload the two kilns?", "On which day does Ilse empty the two kilns?"),
-)
-
 _FORM: Final = "Write one question per line and nothing else."
 
 
 def prompts_for(model: str, *, chat: bool) -> PromptSet:
     """Return the prompts for the model of this name: its own for the reference model; else by whether it has a chat template."""
-    if not can_paraphrase(model):
+    if model == "reference":
         return ReferencePrompts()
     return InstructPrompts() if chat else FewShotPrompts()
-
-
-def can_paraphrase(model: str | None) -> bool:
-    """Return whether the model of this name can put questions in other words: all but the reference model."""
-    return model != "reference"

@@ -25,12 +25,11 @@ class IdleStatus:
     Attributes:
         day: today by the local calendar, such as 2026-01-31.
         spent_today: what it cost today, and `spent` in all.
-        seconds_per_day, flops_per_day: the daily budget of such work as `conditions` are for; None without a limit.
+        seconds_per_day: the daily budget of such work as `conditions` are for; None without a limit.
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
-        predictions: what predictions from the documents ("knowledge"), from earlier questions ("history") and of other
-            wordings ("paraphrase") are worth.
+        predictions: what predictions from the documents ("knowledge") and from earlier questions ("history") are worth.
         dropped: predicted questions that were not worth an answer, by reason.
         summaries_dropped: summaries that questions are not predicted from, by reason.
         conditions: what must hold for work that no user has just asked for.
@@ -40,7 +39,6 @@ class IdleStatus:
     spent_today: Spent
     spent: Spent
     seconds_per_day: float | None
-    flops_per_day: float | None
     jobs_today: dict[str, int]
     worth_today: Worth
     worth: Worth
@@ -69,7 +67,6 @@ def idle_status(
         spent_today,
         sum_of(budget.totals().values()),
         seconds_per_day(config),
-        config.idle_flops_per_day,
         {kind: spent.jobs for kind, spent in today.items()},
         budget.worth(today=True),
         budget.worth(),

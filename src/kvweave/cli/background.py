@@ -20,14 +20,9 @@ TITLES = {
     "conversion": "answers decoded from stored KV",
     "abstract": "batches of chunks summarised",
     "prediction": "rounds of predictions",
-    "paraphrase": "questions put in other words",
     "restoration": "questions checked for evicted KV",
 }
-_ORIGINS = {
-    "knowledge": "documents",
-    "history": "earlier questions",
-    "paraphrase": "questions in other words",
-}
+_ORIGINS = {"knowledge": "documents", "history": "earlier questions"}
 OPTIONS = (*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride", "idle_seconds_per_day")
 
 
@@ -112,10 +107,9 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
     today, all_ = status.worth_today, status.worth
     limit = "no daily limit" if status.seconds_per_day is None else f"of {status.seconds_per_day:g} s"
-    flops = "" if status.flops_per_day is None else f" of {status.flops_per_day / 1e12:.3g}"
     lines = [
         f"today: {seconds(status.spent_today.seconds)} spent, {limit}; "
-        f"{status.spent_today.flops / 1e12:.3g}{flops} TFLOPs"
+        f"{status.spent_today.flops / 1e12:.3g} TFLOPs"
     ]
     lines += [f"  {TITLES.get(kind, kind)}: {jobs:,}" for kind, jobs in status.jobs_today.items()]
     lines += [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvweave.config import all_settings, environment_variable, meanings
+from kvweave.config import Setting, all_settings, environment_variable, meanings
 
 if TYPE_CHECKING:
     from kvweave.config import Config
@@ -41,46 +41,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", envvar="KVWEAVE_QUIET", he
 class SharedOptions:
     """The shared options of one command line. None means that an option was not given or is not one of this command.
 
-    A field that is a setting (`kvweave.config`) has the setting's name and applies while the knowledge base is open.
-    `ratio`, `coverage` and `top_k` apply to one question.
+    A field that is a setting (`kvweave.config`) has the setting's name and applies while the knowledge base is open; its help
+    text is the setting's, unless one is here. `ratio`, `coverage` and `top_k` apply to one question.
 
     Attributes:
         home: Where everything is stored. Default: the platform's data folder.
         kb: Name of the knowledge base.
-        model: Hub id, local folder, GGUF file or hub/repo:QUANT. Default: the one the knowledge base was made with,
-            else the shipped reference model.
-        dtype: auto, float32, bfloat16 or float16.
-        weights: Bits of the linear layers' weights: auto, full, int8 or int4.
-        device: auto, cpu, cuda or cuda:N.
-        embedding_model: A sentence-transformers hub id or folder, or multilingual.
-        reranker: Cross-encoder that reranks the best chunks: hub id or folder. Default: none.
-        chunk_tokens: Longest chunk. Default: 512, or an eighth of the model's context.
-        overlap_tokens: Tokens that a chunk shares with the previous one. Default: 0.
-        system: The instruction that every prompt starts with; fixed by the first add.
         recipe: How stored KV is reused and which tokens are recomputed; an unknown name lists the known ones.
         prepare: How chunk KV is prepared, if not as the recipe does it; an unknown name lists the known ones.
-        storage: How prepared chunk KV is stored: auto, exact, int8 or int4. Default: auto, which is int8 unless the
-            recipe needs exact KV.
-        auxiliary: Hub id or folder of the small model that cacheclip selects tokens with. Default: the shipped one.
-        shared: Address of chunk KV that several machines share: redis://host:6379/0, s3://bucket/prefix.
         tier: device, host, disk or shared.
         ratio: Share of the reused context to recompute, 0 to 1.
         coverage: Instead of --ratio: recompute the top-scored tokens that together hold this share of the scores, 0
             to 1 (at least 2 %, at most 50 % of the tokens).
-        top_k: Number of chunks to retrieve. Default: 5.
-        max_new_tokens: Longest answer. Default: 256, or an eighth of the model's context.
-        temperature: 0 is greedy.
-        think: Let a reasoning model think before it answers; its thoughts are not part of the answer. Default: no.
         kv_budget: KV entries that each decoded token attends to: a share up to 1, or a number above 1. Default: all,
             in memory.
         resident_bytes: Most memory for KV while decoding, such as 200MB; the rest is in a file. Default: no limit.
-        use_server: Use a running server of the same home. Default: yes.
-        wait: Return only when all chunk KV is computed too. Default: no.
-        prediction_stride: Questions predicted at a time, 1 to 5. Default: 5.
-        calibrate_first_tokens: Least share of first tokens that a recipe must keep, 0 to 1. Default: 0.98.
-        calibrate_answers: Least share of answers that a recipe must keep, 0 to 1. Default: 0.98.
-        idle_seconds_per_day: Daily budget in seconds of work. Default: 3600 with --watch or --low-load, else no
-            limit.
     """
 
     home: Path | None = None
@@ -206,7 +181,20 @@ def _flag(name: str) -> str:
 def declared(name: str, text: str | None = None) -> Any:
     """Return the Typer option for a field of SharedOptions, with `text` instead of its help text if given."""
     variable = None if name == "tier" else environment_variable(name)  # a tier is chosen for one command
-    return typer.Option(_flag(name), envvar=variable, help=text or meanings(SharedOptions)[name])
+    text = text or meanings(SharedOptions).get(name) or help_text(all_settings()[name])
+    return typer.Option(_flag(name), envvar=variable, help=text)
+
+
+def help_text(setting: Setting) -> str:
+    """Return the help text of a setting, with its default."""
+    default = setting.default
+    if default is None:
+        return setting.help
+    if isinstance(default, bool):
+        shown = "yes" if default else "no"
+    else:
+        shown = f"{default:,}" if isinstance(default, int) and default >= 10**6 else f"{default}"
+    return f"{setting.help} Default: {shown}."
 
 
 def with_options(*names: str, **texts: str) -> Callable[[Command], Command]:

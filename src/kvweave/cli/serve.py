@@ -35,29 +35,11 @@ def _given(options: Any) -> dict[str, Any]:
 def _declaration(setting: Setting) -> Any:
     flag = setting.name.replace("_", "-")
     spelled = f"--{flag}/--no-{flag}" if setting.kind is bool else f"--{flag}"
-    default = "" if setting.default is None else f" Default: {_default_text(setting.default)}."
-    option = typer.Option(spelled, envvar=environment_variable(setting.name), help=setting.help + default)
+    option = typer.Option(spelled, envvar=environment_variable(setting.name), help=opt.help_text(setting))
     return Annotated[(str if setting.name.endswith(_SIZES) else setting.kind) | None, option]
 
 
-def _default_text(default: object) -> str:
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    return f"{default:,}" if isinstance(default, int) and default >= 10**6 else f"{default}"
-
-
-SHARED: Final = (
-    *opt.KB,
-    *opt.MODEL,
-    "embedding_model",
-    *("chunk_tokens", "overlap_tokens", "system"),
-    *opt.REUSE,
-    "top_k",
-    "reranker",
-    *("max_new_tokens", "temperature", "think"),
-    *opt.OFFLOADING,
-    "prediction_stride",
-)
+SHARED: Final = (*opt.KB, "system", "recipe", "prepare", "prediction_stride")
 OtherSettings: Any = _setting_options(without=SHARED)
 
 
@@ -66,12 +48,11 @@ OtherSettings: Any = _setting_options(without=SHARED)
 )
 def serve(*, options: opt.SharedOptions, settings: OtherSettings) -> None:
     """Serve questions over HTTP, with OpenAI's API, a page at / and metrics. Ends on SIGTERM or Ctrl-C."""
-    config = options.config(**_given(settings), top_k=options.top_k)
+    config = options.config(**_given(settings))
     opt.quiet_libraries()
     require("serve", "`kvweave serve`", "fastapi", "uvicorn", "prometheus_client", "python_multipart")
     from kvweave.server.process.lifecycle import serve as run
-    from kvweave.state.knowledge_base_state import existing_kbs, kb_folder
-    from kvweave.state.recorded_models import with_recorded_models
+    from kvweave.state.knowledge_base_state import existing_kbs, kb_folder, with_recorded_models
 
     if options.kb != "default" and not kb_folder(options.kb, config).exists():
         typer.echo(

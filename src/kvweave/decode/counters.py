@@ -28,7 +28,6 @@ class DecodeCounts:
         partial_pages: pages written before they were full.
         moved_bytes: rewritten at another place: the half that leaves a split cluster and, in a packed layout, all pages
             after a cluster that grows.
-        copied_bytes: copied to the device memory that `device_bytes` reserves.
         splits, forced_splits: all splits, and those because a buffer was full.
         resident_bytes, peak_resident_bytes: KV in memory now, and the most at any time.
     """
@@ -51,7 +50,6 @@ class DecodeCounts:
     writes: int = 0
     partial_pages: int = 0
     moved_bytes: int = 0
-    copied_bytes: int = 0
     splits: int = 0
     forced_splits: int = 0
     resident_bytes: int = 0

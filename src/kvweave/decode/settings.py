@@ -72,8 +72,6 @@ class OffloadSettings:
             own rows in addition.
         resident_bytes: hard limit of the KV in memory, over all layers: windows, buffers, pages, centroids and the
             entries being attended to. None holds all that fits the model's context.
-        device_bytes: hard limit of the cluster copies on the model's device, in addition. None copies the attended
-            entries in every step. Useful where the device is not the CPU.
         strategy: the name of a decoding strategy; packages may add others through `kvweave.strategies`.
         folder: folder of the files while decoding. None is the system's temporary folder, which should not be in memory.
         sinks: first positions of the text, always attended.
@@ -86,7 +84,6 @@ class OffloadSettings:
 
     kv_budget: float = 0.15
     resident_bytes: int | None = None
-    device_bytes: int | None = None
     strategy: str = "dynakv"
     folder: Path | None = None
     sinks: int = 4
@@ -122,9 +119,8 @@ def _budget_checks(settings: OffloadSettings) -> Iterator[Check]:
     )
     yield settings.sinks >= 0, f"sinks is {settings.sinks}; it cannot be negative"
     yield settings.window >= 1, f"window is {settings.window}; at least the new token itself is attended"
-    for name in ("resident_bytes", "device_bytes"):
-        value = getattr(settings, name)
-        yield value is None or value > 0, f"{name} is {value}; it must be above 0"
+    resident = settings.resident_bytes
+    yield resident is None or resident > 0, f"resident_bytes is {resident}; it must be above 0"
 
 
 def _cluster_checks(clusters: ClusterSettings) -> Iterator[Check]:

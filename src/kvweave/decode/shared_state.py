@@ -15,7 +15,7 @@ from kvweave.decode.retriever import CacheHooks, Retriever
 from kvweave.decode.settings import OffloadSettings
 from kvweave.decode.store.cluster_store import ClusterStore
 from kvweave.decode.store.frames import FramePool
-from kvweave.decode.store.page_cache import DeviceCache, EvictionPolicy, PageCache, cluster_scores
+from kvweave.decode.store.page_cache import EvictionPolicy, PageCache, cluster_scores
 from kvweave.decode.store.tail_pages import TailPages
 from kvweave.models.support import Geometry
 
@@ -87,11 +87,7 @@ def build_shared_state(
     frames = FramePool(frame_count, page_bytes)
     tails = TailPages(pages, frames, counts, disk.tail_pages)
     page_cache = PageCache(frames, strategy.eviction, counts, layers, heads, tails, reclaim_frames)
-    device = None
-    if settings.device_bytes is not None:
-        device_pages = settings.device_bytes // page_bytes
-        device = DeviceCache(geometry.device, device_pages, page_bytes, strategy.eviction, layers, heads)
-    store = strategy.store(pages, page_cache, tails, counts, device=device)
+    store = strategy.store(pages, page_cache, tails, counts)
     centroids = strategy.centroids(layers, heads, geometry.head_width, centroid_file)
     return SharedState(settings, store, centroids, counts, portion_pages)
 

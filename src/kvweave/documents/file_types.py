@@ -1,6 +1,6 @@
 """Tells a file's kind from its name or its first bytes."""
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final
 
 MARKDOWN: Final = frozenset({".md", ".markdown", ".mdown", ".mkd"})
@@ -47,6 +47,15 @@ def content_suffix(name: str) -> str:
     if path.suffix.lower() == ".gz":
         path = PurePath(path.stem)
     return ".mbox" if path.name.lower() == "mbox" else path.suffix.lower()
+
+
+def outer_file(source: str) -> str:
+    """Return the outermost file that contains a source, such as the e-mail of an attachment; a plain file is its own."""
+    outer = source
+    for parent in Path(source).parents:
+        if content_suffix(parent.name) in MAILS:
+            outer = str(parent)
+    return outer
 
 
 def kind_without_text(name: str) -> str | None:

@@ -19,7 +19,7 @@ from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.documents.chunking import Chunker
 from kvweave.documents.file_finder import find_files
-from kvweave.documents.file_types import MAILS, content_suffix
+from kvweave.documents.file_types import MAILS, content_suffix, outer_file
 from kvweave.documents.formats.mail import message_ids
 from kvweave.documents.reader_process import FileReader
 from kvweave.documents.readers import ReadFile, digest_file
@@ -198,7 +198,7 @@ class IndexRun:
             for path in paths
             for source in self._state.documents.sources_under(path)
             if source not in present
-            and _outer_file(source) not in present  # an attachment stays or goes with its e-mail
+            and outer_file(source) not in present  # an attachment stays or goes with its e-mail
             and (is_gone(source) or os.path.realpath(source) in reached)
         }
         if occupied is not None:
@@ -214,7 +214,7 @@ class IndexRun:
         listed = self._state.documents.all_documents()
         shared = {each.digest for each in listed if each.same_as}
         documents = [each for each in listed if each.digest in shared]
-        outer = {each.source: _outer_file(each.source) for each in documents}
+        outer = {each.source: outer_file(each.source) for each in documents}
         here = {each.digest for each in documents if outer[each.source] in present}
         self._drop(
             each.source
@@ -336,15 +336,6 @@ def is_gone(source: str) -> bool:
 def _existing_folder(source: str) -> Path:
     """Return the innermost folder of a file that is gone which exists; it may be a link to nothing."""
     return next(folder for folder in Path(source).parents if os.path.lexists(folder))
-
-
-def _outer_file(source: str) -> str:
-    """Return the outermost file that contains a source, such as the e-mail of an attachment; a plain file is its own."""
-    outer = source
-    for parent in Path(source).parents:
-        if content_suffix(parent.name) in MAILS:
-            outer = str(parent)
-    return outer
 
 
 def _is_whole(listed: ListedDocument, indexed: dict[str, int]) -> bool:

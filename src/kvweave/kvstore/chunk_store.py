@@ -18,7 +18,7 @@ from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.kvstore.capacity import Capacity, check_limit
 from kvweave.kvstore.catalog import Catalog, UsageCounters
-from kvweave.kvstore.format import Content, is_finite
+from kvweave.kvstore.format import Content
 from kvweave.kvstore.keys import EntryKey, LookUp, digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.reports import TIERS, StoreStats, TierName, TierTotals, VerifyReport
@@ -34,7 +34,6 @@ from kvweave.kvstore.tiers.redis import SCHEMES, RedisTier
 from kvweave.kvstore.tiers.replication import ReplicatedTier
 from kvweave.kvstore.tiers.tier import RemoteTier
 from kvweave.kvstore.tiers.tiered import TieredStore
-from kvweave.ops.quantise import NOT_FINITE
 from kvweave.types import KVProvenance, ModelFingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -194,8 +193,6 @@ class ChunkStore(KVStore):
         sources: Sequence[str],
         max_versions: int | None,
     ) -> bool:
-        if not is_finite(content):
-            raise InvalidRequest(f"KV or a feature of NaN or infinity is not stored: {NOT_FINITE}")
         stored = self.tiers.disk.put(key, model_name, content, sources, max_versions)
         self._replicate()
         return stored

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore.format import Content
+from kvweave.kvstore.format import Content, is_finite
 from kvweave.kvstore.keys import ContentKind, EntryKey, LookUp, digest_tokens
 from kvweave.kvstore.tiers.leases import Lease, Pins
+from kvweave.ops.quantise import NOT_FINITE
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint
 
 
@@ -185,7 +186,7 @@ class KVStore(ABC):
             and one of the sources has no owner any more.
 
         Raises:
-            InvalidRequest: a shape, dtype or kind that cannot be stored; NaN or infinity (on disk); `max_versions` less than 1.
+            InvalidRequest: a shape, dtype or kind that cannot be stored; NaN or infinity; `max_versions` less than 1.
             StoreBusy: the catalogue was locked for too long.
             OSError: the file system failed in another way.
         """
@@ -195,7 +196,11 @@ class KVStore(ABC):
             )
         kind: ContentKind = "kv" if isinstance(content, ChunkKV) else "note"
         key = self._key(model, digest_tokens(content.token_ids), provenance, kind)
-        return bool(self._listed([key.digest])) or self._put(key, model.name, content, sources, max_versions)
+        if self._listed([key.digest]):
+            return True
+        if not is_finite(content):
+            raise InvalidRequest(f"KV or a feature of NaN or infinity is not stored: {NOT_FINITE}")
+        return self._put(key, model.name, content, sources, max_versions)
 
     @abstractmethod
     def close(self) -> None:

@@ -10,9 +10,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from kvweave.config import split
-from kvweave.server import chunks, errors, operations
-from kvweave.server.bases import routes as knowledge_bases
-from kvweave.server.bases import uploads
+from kvweave.server import chunks, errors, knowledge_bases, operations, uploads
 from kvweave.server.middleware import (
     ID_HEADER,
     Admission,

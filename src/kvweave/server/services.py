@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from starlette.requests import Request
 
 from kvweave.config import Config
-from kvweave.documents.file_types import MAILS, content_suffix
+from kvweave.documents.file_types import outer_file
 from kvweave.results import AnswerCacheUse, Piece, Prefill
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
@@ -147,12 +147,8 @@ def tenant(request: Request) -> Tenant:
 
 def shown(source: str) -> str:
     """Return the source as clients see it: of an uploaded file, only its name."""
-    path = Path(source)
-    outer = path
-    for parent in path.parents:  # an attachment inside a mail
-        if content_suffix(parent.name) in MAILS:
-            outer = parent
-    return str(path.relative_to(outer.parent)) if outer.parent.parent.name == UPLOADS_FOLDER else source
+    folder = Path(outer_file(source)).parent
+    return str(Path(source).relative_to(folder)) if folder.parent.name == UPLOADS_FOLDER else source
 
 
 def cache_use(request: Request) -> AnswerCacheUse:

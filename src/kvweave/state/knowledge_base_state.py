@@ -3,7 +3,8 @@
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,6 +20,7 @@ from kvweave.once import once
 from kvweave.state.background_budget import BackgroundBudget
 from kvweave.state.calibration_results import CalibrationTable
 from kvweave.state.conversation_log import empty_outdated
+from kvweave.state.metadata import KBMetadata
 from kvweave.state.preparation import Preparation, preparation_key
 from kvweave.types import Chunk, Document
 
@@ -56,6 +58,18 @@ def existing_kbs(config: Config) -> str:
     """Return which knowledge bases there are, as part of a sentence."""
     names = sorted(path.parent.name for path in (config.home / "kb").glob("*/catalog.sqlite"))
     return f"there are {', '.join(names)}" if names else "there is none yet"
+
+
+def with_recorded_models(config: Config, name: str) -> Config:
+    """Return the settings; what they leave open of the models is as the knowledge base `name` records it, if it is there."""
+    path = kb_folder(name, config) / "catalog.sqlite"
+    if not path.exists():
+        return config
+    with closing(Database(path)) as database:
+        metadata = KBMetadata(database, name, config)
+        model = metadata.model_settings
+        embedding = config.embedding.embedding_model or metadata.get("embedding_source")
+    return replace(config, model=model, embedding=replace(config.embedding, embedding_model=embedding))
 
 
 class KnowledgeBaseState:

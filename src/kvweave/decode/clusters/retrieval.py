@@ -320,12 +320,12 @@ class ClusterRetriever(Retriever, ABC):
         store, counts = self.store, self.shared.counts
         keys = layer_keys(self.layer, self.selected)
         counts.retrieved += len(keys)
-        hits, hits_ahead = store.count_hits(keys)
+        hits, hits_ahead = store.page_cache.count_hits(keys)
         counts.hits += hits
         counts.hits_ahead += hits_ahead
         for batch in batches:
             own = np.concatenate([layer_keys(self.layer, portion) for portion in batch] or [keys])
-            store.load_for_attention(own)
+            store.load(own)
             if batch is batches[-1]:
                 self.hooks.on_reads_done()
             if ranked:

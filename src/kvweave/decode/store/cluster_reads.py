@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array, key_list, table_column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
-from kvweave.decode.store.frames import FramePool, gather_pages
+from kvweave.decode.store.frames import gather_pages
 from kvweave.decode.store.page_cache import PageCache
 from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import StoreError
@@ -35,7 +35,7 @@ class ClusterReads:
     """Reads from `pages` into `page_cache`; the last page of a cluster may be in `tails` instead."""
 
     def __init__(
-        self, pages: ClusterPages, page_cache: PageCache[FramePool], tails: TailPages, counts: DecodeCounts
+        self, pages: ClusterPages, page_cache: PageCache, tails: TailPages, counts: DecodeCounts
     ) -> None:
         self._pages = pages
         self._page_cache = page_cache

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_list, layer_keys, table_column
+from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, layer_keys, table_column
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.cluster_pages import ClusterPages
 from kvweave.decode.store.cluster_reads import ClusterReads
-from kvweave.decode.store.frames import FrameAllocator, FramePool, gather_pages
-from kvweave.decode.store.page_cache import DeviceCache, PageCache
+from kvweave.decode.store.frames import gather_pages
+from kvweave.decode.store.page_cache import PageCache
 from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import InvalidRequest
 
@@ -25,23 +25,17 @@ _WORD = 2**64
 
 
 class ClusterStore:
-    """Clusters of all layers, in `pages` on disk, in `page_cache` and, a half-filled page of each, in `tails`.
-
-    With `device`, attention reads the copies there, and frames are read only for clusters without a copy.
-    """
+    """Clusters of all layers, in `pages` on disk, in `page_cache` and, a half-filled page of each, in `tails`."""
 
     def __init__(
         self,
         pages: ClusterPages,
-        page_cache: PageCache[FramePool],
+        page_cache: PageCache,
         tails: TailPages,
         counts: DecodeCounts,
-        *,
-        device: DeviceCache | None = None,
     ) -> None:
         self.pages = pages
         self.page_cache = page_cache
-        self.device = device
         self.entry_format = pages.entry_format
         self.tables = pages.tables
         self._frames = page_cache.frames
@@ -98,15 +92,13 @@ class ClusterStore:
             self.page_cache.set_unwritten(key, not full)
         elif full:
             self._frames.free([self.tails.pop(key)])
-        if self.device is not None:
-            self.device.invalidate(key)
 
     # Load clusters
 
     def prefetch(self, keys: ClusterKeys) -> None:
         """Start reading as many of these clusters as there is room for, in this order, without waiting."""
         room = self._frames.free_count + self.page_cache.evictable_frames()
-        missing = self.page_cache.missing(self._without_copy(keys))
+        missing = self.page_cache.missing(keys)
         fitting = missing[: self._fitting(missing, room)]
         self._counts.prefetched += len(fitting)
         self._reads.start(fitting, prefetched=True)
@@ -139,39 +131,19 @@ class ClusterStore:
     def start_layer(self, layer: int) -> None:
         """Start the attention of a layer: wait for all its reads, since frames being read cannot be evicted."""
         self.page_cache.current_layer = layer
-        if self.device is not None:
-            self.device.page_cache.row, self.device.page_cache.current_layer = self.page_cache.row, layer
         self._reads.wait_for_layer(layer)
 
     def capacity_pages(self) -> int:
         """Return how many pages can be attended to at once."""
-        room = self._frames.free_count + self.page_cache.evictable_frames() + len(self.tails)
-        return room if self.device is None else min(room, self.device.page_cache.frames.count)
-
-    def count_hits(self, keys: ClusterKeys) -> tuple[int, int]:
-        without_copy = self._without_copy(keys)
-        hits, prefetched = self.page_cache.count_hits(without_copy)
-        return len(keys) - len(without_copy) + hits, prefetched
-
-    def load_for_attention(self, keys: ClusterKeys) -> None:
-        """Load these clusters where attention reads them, until `release`. Raises as `load`."""
-        if self.device is None:
-            self.load(keys)
-            return
-        missing = self.device.missing(keys)
-        self.load(missing)
-        for key in key_list(missing):
-            frames = self.page_cache.frames_of(key)
-            self.device.copy(key, self._frames.pages, frames)
-            self._counts.copied_bytes += len(frames) * self.entry_format.page_bytes
+        return self._frames.free_count + self.page_cache.evictable_frames() + len(self.tails)
 
     def locate(self, layer: int, clusters: Sequence[NDArray[np.int64]]) -> tuple[Tensor, NDArray[np.int64]]:
         """Return entry numbers (G, n) for `keys` and `values`, and the number of each head's entries (G,).
 
-        `clusters` are those of each head, all loaded for attention. A row is padded with any entry.
+        `clusters` are those of each head, all loaded. A row is padded with any entry.
         """
         keys = layer_keys(layer, clusters)
-        frames, pages = self._attended_cache.all_frames(keys)
+        frames, pages = self.page_cache.all_frames(keys)
         page_entries, sizes = self.entry_format.page_entries, table_column("sizes", self.tables, keys)
         filled = np.full(len(frames), page_entries)  # entries of each page
         nonempty = pages > 0
@@ -189,18 +161,15 @@ class ClusterStore:
 
     def keys(self, numbers: Tensor) -> Tensor:
         """Return the keys (…, D) of entries that `locate` numbered."""
-        return self.entry_format.keys_at(self._attended_pages, numbers.to(self._attended_pages.device))
+        return self.entry_format.keys_at(self._frames.pages, numbers)
 
     def values(self, numbers: Tensor) -> Tensor:
-        return self.entry_format.values_at(self._attended_pages, numbers.to(self._attended_pages.device))
+        return self.entry_format.values_at(self._frames.pages, numbers)
 
     def release(self, keys: ClusterKeys) -> None:
         """Record the use of these clusters, and unpin all."""
         self.page_cache.record_use(keys)
         self.page_cache.unpin_all()
-        if self.device is not None:
-            self.device.page_cache.record_use(keys)
-            self.device.page_cache.unpin_all()
 
     # Persist and close
 
@@ -247,13 +216,6 @@ class ClusterStore:
                 f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one and to attend"
                 f" to one per head: allow {(needed - self._frames.count) * page_bytes} bytes more"
             )
-        needed = 2 * heads * self.pages.largest_pages  # the largest portion of all heads
-        if self.device is not None and len(self.device.pages) < needed:
-            available = len(self.device.pages)
-            raise InvalidRequest(
-                f"device_bytes holds {available} pages; {needed} are needed to attend to one cluster per head:"
-                f" allow {(needed - available) * page_bytes} bytes more"
-            )
 
     def close(self) -> None:
         self._reads.cancel()
@@ -262,20 +224,9 @@ class ClusterStore:
     # Pages and frames
 
     @property
-    def _attended_cache(self) -> PageCache[FramePool] | PageCache[FrameAllocator]:
-        return self.page_cache if self.device is None else self.device.page_cache
-
-    @property
-    def _attended_pages(self) -> Tensor:
-        return self._frames.pages if self.device is None else self.device.pages
-
-    @property
     def _split_pages(self) -> int:
         """Frames that a split of the largest cluster takes: both halves must be in memory at once."""
         return 2 * self.pages.largest_pages + 2
-
-    def _without_copy(self, keys: ClusterKeys) -> ClusterKeys:
-        return keys if self.device is None else self.device.page_cache.missing(keys)
 
     def _fitting(self, keys: ClusterKeys, room: int) -> int:
         """Return how many of these clusters, from the first on, fit into `room` frames."""
@@ -315,8 +266,6 @@ class ClusterStore:
         self._reads.wait([key])
         if key in self.page_cache:
             self._frames.free(self.page_cache.remove(key))
-        if self.device is not None:
-            self.device.invalidate(key)
         if key in self.tails:
             self._frames.free([self.tails.pop(key)])
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 
-class FrameAllocator:
-    """Allocates `count` frames of `page_bytes`, wherever they are."""
+class FramePool:
+    """Allocates `count` frames of `page_bytes`; the bytes of frame f are `pages[f]`, with `pages` a (count, page_bytes) uint8 tensor."""
 
     def __init__(self, count: int, page_bytes: int) -> None:
         self.count = count
@@ -19,6 +19,12 @@ class FrameAllocator:
         self._returned: list[int] = []
         self._untouched = 0  # frames from here to the end were never used
         self._end = count
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, max(count, 1) * page_bytes, flags=flags)
+        self._view = memoryview(self._memory)
+        self.pages: Tensor = torch.frombuffer(self._memory, dtype=torch.uint8).view(-1, page_bytes)
+        self._full_count = count
+        self._withdrawn: list[int] = []  # of the frames that were used before
 
     @property
     def free_count(self) -> int:
@@ -37,19 +43,6 @@ class FrameAllocator:
     def free(self, frames: Sequence[int]) -> None:
         """Free frames; their content is lost. They are reused in this order."""
         self._returned.extend(reversed(frames))
-
-
-class FramePool(FrameAllocator):
-    """Frames in memory; the bytes of frame f are `pages[f]`, with `pages` a (count, page_bytes) uint8 tensor."""
-
-    def __init__(self, count: int, page_bytes: int) -> None:
-        super().__init__(count, page_bytes)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, max(count, 1) * page_bytes, flags=flags)
-        self._view = memoryview(self._memory)
-        self.pages: Tensor = torch.frombuffer(self._memory, dtype=torch.uint8).view(-1, page_bytes)
-        self._full_count = count
-        self._withdrawn: list[int] = []  # of the frames that were used before
 
     @property
     def touched_bytes(self) -> int:

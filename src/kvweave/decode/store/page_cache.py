@@ -4,19 +4,17 @@ Pinned clusters, and those being read, stay. Works on arrays over all requested 
 caller fills a cluster's frames.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from kvweave.decode.cluster_table import ClusterKey, ClusterKeys, key_array, key_list
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.store.frames import FrameAllocator, gather_pages
+from kvweave.decode.store.frames import FramePool
 from kvweave.decode.store.tail_pages import TailPages
 from kvweave.errors import InvalidRequest
 
@@ -71,7 +69,6 @@ def cluster_scores(usage: ClusterUsage) -> EvictionScores:
 
 EvictionPolicy = Callable[[ClusterUsage], EvictionScores]
 
-F = TypeVar("F", bound=FrameAllocator)
 Layers = TypeVar("Layers", int, NDArray[np.int64])
 
 _NEVER = -(2**40)  # a row long before the first
@@ -84,7 +81,7 @@ _USED_AT, _UPDATED_AT, _USES, _PAGES, _REQUESTED_AT, _INSERTED = range(6)
 _STATE_FACTS = 5
 
 
-class PageCache(Generic[F]):
+class PageCache:
     """Clusters in memory, by key; each takes a slot.
 
     The caller sets `row`, the clock, and `current_layer`, the layer that attends; `ClusterReads` sets `wait_for_reads`,
@@ -101,12 +98,12 @@ class PageCache(Generic[F]):
 
     def __init__(
         self,
-        frames: F,
+        frames: FramePool,
         eviction: EvictionPolicy,
         counts: DecodeCounts,
         layers: int,
         heads: int,
-        tails: TailPages | None = None,
+        tails: TailPages,
         reclaim_frames: Callable[[], None] = lambda: None,
     ) -> None:
         self.frames = frames
@@ -263,8 +260,7 @@ class PageCache(Generic[F]):
 
     def evictable_frames(self) -> int:
         """Return the number of frames of clusters that may be evicted."""
-        tail_frames = 0 if self._tails is None else len(self._tails)
-        return self.frames.count - self.frames.free_count - tail_frames - self._staying_pages
+        return self.frames.count - self.frames.free_count - len(self._tails) - self._staying_pages
 
     def allocate(self, number: int) -> list[int]:
         """Allocate frames, evicting clusters if needed.
@@ -284,7 +280,7 @@ class PageCache(Generic[F]):
         if frames.free_count < number and (self._stays & _READ).any():
             self.wait_for_reads()
             self._evict(number)
-        while frames.free_count < number and self._tails is not None and self._tails.evict_one():
+        while frames.free_count < number and self._tails.evict_one():
             pass
         if frames.free_count < number:
             used = frames.count - frames.free_count
@@ -306,7 +302,6 @@ class PageCache(Generic[F]):
             unwritten = self._unwritten[slot]
             frames = self.remove(key)
             if unwritten:
-                assert self._tails is not None
                 self._tails.add(key, frames.pop())
             self.frames.free(frames)
 
@@ -382,40 +377,3 @@ class PageCache(Generic[F]):
         self._unused, self._unwritten, self._taken = (
             np.pad(array, (0, more)) for array in (self._unused, self._unwritten, self._taken)
         )
-
-
-class DeviceCache:
-    """Copies of clusters in the memory of the model's device.
-
-    `count` pages on `device`, (count, page bytes) uint8, and in `page_cache` the clusters that they hold."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        count: int,
-        page_bytes: int,
-        eviction: EvictionPolicy,
-        layers: int,
-        heads: int,
-    ) -> None:
-        self.pages = torch.zeros(count, page_bytes, dtype=torch.uint8, device=device)
-        self.page_cache = PageCache(
-            FrameAllocator(count, page_bytes), eviction, DecodeCounts(), layers, heads
-        )
-
-    def missing(self, keys: ClusterKeys) -> NDArray[np.int64]:
-        """Return the clusters that are not here, (m, 3), and pin the others."""
-        self.page_cache.pin(keys)
-        return self.page_cache.missing(keys)
-
-    def copy(self, key: ClusterKey, memory: Tensor, frames: Sequence[int]) -> None:
-        """Copy a cluster from these frames of `memory` (n, page bytes), and pin it."""
-        own = self.page_cache.allocate(len(frames))
-        self.pages[own] = gather_pages(memory, torch.tensor(frames, dtype=torch.long)).to(self.pages.device)
-        self.page_cache.insert(key, own)
-        self.page_cache.pin([key])
-
-    def invalidate(self, key: ClusterKey) -> None:
-        """Discard the copy of a cluster that has changed, if there is one."""
-        if key in self.page_cache:
-            self.page_cache.frames.free(self.page_cache.remove(key))

@@ -5,7 +5,7 @@ The server refuses a field that asks for something it cannot do. It ignores the 
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from kvweave.config import GenerationConfig
-from kvweave.options import AskKeywords, Sampling
+from kvweave.options import AskKeywords, Sampling, completed_sampling
 from kvweave.results import AnswerCacheUse
 from kvweave.server.errors import BRANCHES
 from kvweave.server.serving.completions import CallerDocument, CompletionRequest
@@ -207,9 +207,8 @@ class SampledFields(Fields):
 
 
 def sampling(defaults: GenerationConfig, **given: Any) -> Sampling:
-    """Return the sampling options of a request, with `defaults` (the settings) for those that are None."""
-    chosen = Sampling(**asdict(defaults))
-    chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    """Return the sampling options of a request as `completed_sampling` does, in the ranges that the engine takes."""
+    chosen = completed_sampling(defaults, **given)
     return replace(
         chosen,
         temperature=0.0 if chosen.temperature < SMALLEST_TEMPERATURE else chosen.temperature,

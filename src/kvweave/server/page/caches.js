@@ -7,7 +7,7 @@ import { bytes, count, plural, seconds, share } from "./format.js";
 
 const EVERY_MS = 5000;
 const WINDOW = 10; // questions that a point of the chart is about
-const ORIGINS = { knowledge: "documents", history: "earlier questions", paraphrase: "other wordings" };
+const ORIGINS = { knowledge: "documents", history: "earlier questions" };
 const TIERS = { device: "Model's device", host: "Memory", disk: "Disk", shared: "Shared" };
 
 export function cachesView() {

@@ -7,7 +7,7 @@ All tenants share the models.
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from kvweave.answering.answer_stream import AnswerStream, Event
@@ -23,7 +23,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.prompt import DEFAULT_SYSTEM
 from kvweave.models.snapshot_adapter import fused
 from kvweave.once import once
-from kvweave.options import AskKeywords, AskOptions, Sampling
+from kvweave.options import AskKeywords, AskOptions, Sampling, completed_sampling
 from kvweave.recipes.prepare import NotPrepared
 from kvweave.results import Answer, Piece, PreparedChunks
 from kvweave.server.serving.bases import ServedBases
@@ -37,7 +37,7 @@ from kvweave.server.serving.completions import (
 )
 from kvweave.server.serving.request_chunks import RequestChunks, RequestDocuments
 from kvweave.server.serving.tenants import Tenants, tenant_home
-from kvweave.state.recorded_models import with_recorded_models
+from kvweave.state.knowledge_base_state import with_recorded_models
 from kvweave.state.resident import ResidentModels
 
 
@@ -176,10 +176,7 @@ class Tenant:
 
     def sampling(self, **given: Any) -> Sampling:
         """Return sampling options: the given values that are not None, and the settings for the rest."""
-        defaults = {
-            each.name: getattr(self.config.generation, each.name) for each in fields(self.config.generation)
-        }
-        return Sampling(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
+        return completed_sampling(self.config.generation, **given)
 
     def complete(
         self, request: CompletionRequest, cancelled: threading.Event | None = None

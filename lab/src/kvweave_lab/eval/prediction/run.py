@@ -53,7 +53,7 @@ class Request:
 
     Attributes:
         documents: how many documents; the first ones that questions of the split are about, those that a question links together.
-        predictions: questions that are predicted and answered ahead, at least; other wordings of them come on top.
+        predictions: questions that are predicted and answered ahead, at least.
         split: dev or test.
         limit: questions of people; None for all that the documents answer.
         examples: worked examples in the instruction, at most 3; 0 is the product's own instruction.
@@ -264,16 +264,15 @@ def _predict(base: KnowledgeBase, most: int, progress: Progress) -> None:
     def until(kind: str, done: int, total: int) -> None:
         made, waiting = _predicted(base), base.answers.pending(1, ("predicted", "prefilled"))
         if kind in _PREDICTING and made >= most and not waiting:
-            raise BackgroundStopped  # before the next round: other wordings of the last one are written
+            raise BackgroundStopped  # before the next round
         progress(f"{made} of {most} predicted; {kind}", done, total)
 
     base.idle(until)
 
 
 def _predicted(base: KnowledgeBase) -> int:
-    """Return how many questions were predicted, dropped ones included, without other wordings of them."""
-    made = base.predictions.predicted.latest(_ALL)
-    return sum(each.origin != "paraphrase" for each in made)
+    """Return how many questions were predicted, dropped ones included."""
+    return len(base.predictions.predicted.latest(_ALL))
 
 
 def _asked(base: KnowledgeBase, arm: Arm, question: Question, log: PredictionLog) -> PredictionOutcome:

@@ -15,7 +15,7 @@ from kvweave.facts import facts
 from kvweave.index.documents import ListedDocument
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
-from kvweave.server.bases import uploads
+from kvweave.server import uploads
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai import replies

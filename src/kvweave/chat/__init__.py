@@ -1,1 +1,0 @@
-"""Conversations whose KV is kept between turns."""

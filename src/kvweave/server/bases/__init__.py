@@ -1,1 +1,0 @@
-"""Knowledge bases over HTTP: documents, questions, conversations, caches."""
