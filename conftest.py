@@ -49,11 +49,11 @@ def documents(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def real_model():
-    """The folder of a real pretrained model, which transformers loads; skips where `make real` has not prepared it."""
-    from kvweave_lab.real_model import prepared_folder
+def real_model(request):
+    """The real pretrained model of the name that the test is parametrized with; skips where it is not prepared."""
+    from kvweave_lab.real_models import MODELS, command, prepared_folder
 
-    folder = prepared_folder()
-    if folder is None:
-        pytest.skip("the real model is not prepared; run `make real`")
-    return folder
+    model = MODELS[request.param]
+    if prepared_folder(model) is None:
+        pytest.skip(f"{model.name} is not prepared; run `{command(model)}`")
+    return model

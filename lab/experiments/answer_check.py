@@ -16,7 +16,6 @@ from experiment import (
     argument_parser,
     command_of,
     environment,
-    model_of,
     rounded,
     run_script,
     write_result,
@@ -40,16 +39,20 @@ def main() -> None:
             [question for question in asked if question.kind != UNANSWERABLE], options.limit
         ),
     }
-    given = {"model": model_of(options), "recipe": "full", "answer_limit_bytes": 0, "max_new_tokens": 32}
+    given = {"model": options.model, "recipe": "full", "answer_limit_bytes": 0, "max_new_tokens": 32}
     with (
         tempfile.TemporaryDirectory() as home,
         kvweave.open("natural", home=home, use_server=False, **given) as base,
     ):
         base.add(SHIPPED / "documents", wait=False)
         found = {name: outcome(base, each[: options.limit]) for name, each in groups.items()}
-    name = "gemma-3-270m" if options.model == "real" else options.model
     write_result(
-        {**environment(command_of(options)), "model": name, "split": options.split, **rounded(found)},
+        {
+            **environment(command_of(options)),
+            "model": options.model,
+            "split": options.split,
+            **rounded(found),
+        },
         options.output,
     )
 

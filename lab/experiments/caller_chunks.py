@@ -29,7 +29,6 @@ from experiment import (
     argument_parser,
     command_of,
     environment,
-    model_of,
     rounded,
     run_script,
     shown_model,
@@ -63,7 +62,7 @@ def main() -> None:
     parser.add_argument("--exponent", type=float, default=1.0)
     parser.add_argument("--pause-s", type=float, default=0.0, help="seconds between two requests")
     options = parser.parse_args()
-    model, content, chance = model_of(options), shipped_set(), random.Random(1)
+    model, content, chance = options.model, shipped_set(), random.Random(1)
     chunker = Chunker(load_model(model).tokenizer, options.chunk_tokens, 0)
     documents = [Document(name, name, text, name) for name, text in content.documents.items()]
     chunks = [chunk.text for document in documents for chunk in chunker.split(document)]

@@ -19,7 +19,6 @@ from experiment import (
     argument_parser,
     command_of,
     environment,
-    model_of,
     rounded,
     run_script,
     shown_model,
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--context-tokens", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=60)
     options = parser.parse_args()
-    adapter, system = load_model(model_of(options)), instruction(EXAMPLES)
+    adapter, system = load_model(options.model), instruction(EXAMPLES)
     request = Request(lengths=(options.context_tokens,), limit=options.prompts, examples=EXAMPLES)
     benchmark = NaturalBenchmark(adapter, request, shipped_set(), TextEncoder())
     corpus = benchmark.library.corpus(adapter.template)

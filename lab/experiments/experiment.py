@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from kvweave.errors import InvalidRequest, KvweaveError
+from kvweave.errors import KvweaveError
 from kvweave.models.adapter import Adapter
 from kvweave.types import Prompt
 from kvweave_lab.bench.measurement import MedianRange, current_environment
-from kvweave_lab.real_model import prepared_folder
+from kvweave_lab.real_models import MODELS
 from kvweave_lab.results_log import dtype_name
 
 DIGITS = 6
@@ -41,22 +41,16 @@ def shape_parser(description: str | None, *, context_tokens: int) -> argparse.Ar
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the option `--model`, which is a real model unless told otherwise."""
-    parser.add_argument("--model", default="real", help="real (Gemma 3 270M), reference, or any other")
-
-
-def model_of(args: argparse.Namespace) -> str:
-    """Return the model that `--model` names, as kvweave takes it. Raises InvalidRequest if the real one is not prepared."""
-    if args.model != "real":
-        return str(args.model)
-    folder = prepared_folder()
-    if folder is None:
-        raise InvalidRequest("the real model is not prepared; run `make real`, or name another --model")
-    return str(folder)
+    parser.add_argument(
+        "--model",
+        default="gemma-3-270m",
+        help=f"{', '.join(MODELS)} (see `make real`), reference, or any other",
+    )
 
 
 def shown_model(args: argparse.Namespace) -> str:
-    """Return the name of the model for people: of the real one its own, of a file or folder the last part."""
-    return "Gemma 3 270M" if args.model == "real" else Path(args.model).stem
+    """Return the name of the model for people: of a real one its title, of a file or folder the last part."""
+    return MODELS[args.model].title if args.model in MODELS else Path(args.model).stem
 
 
 def run_script(main: Callable[[], None]) -> None:

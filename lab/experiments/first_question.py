@@ -25,12 +25,12 @@ from experiment import (
     argument_parser,
     command_of,
     environment,
-    model_of,
     rounded,
     run_script,
     write_result,
 )
 from kvweave.errors import InvalidRequest
+from kvweave_lab.real_models import VARIABLE
 
 TARGET_S = 30.0
 _SUFFIXES = (".txt", ".md", ".html")
@@ -85,14 +85,18 @@ def _first_page(path: Path) -> str:
 
 def measured(home: Path, pages: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds until `add` returns and until the answer begins and ends, and what was there then."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("KVWEAVE_")} | {
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("KVWEAVE_") or name == VARIABLE
+    }
+    variables = kept | {
         "KVWEAVE_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
     }
-    model = model_of(options)
     kvweave = [sys.executable, "-m", "kvweave"]
     began = time.perf_counter()
-    added = json.loads(_output([*kvweave, "add", str(pages), "--model", model, "--json"], variables))
+    added = json.loads(_output([*kvweave, "add", str(pages), "--model", options.model, "--json"], variables))
     add_s = time.perf_counter() - began
     try:
         first_s, answer_s = _ask([*kvweave, "ask", options.question], variables)

@@ -30,7 +30,6 @@ from experiment import (
     argument_parser,
     command_of,
     environment,
-    model_of,
     rounded,
     run_script,
     write_result,
@@ -285,7 +284,7 @@ def main() -> None:
         files.mkdir()
         for name in names:
             (files / name).write_text(content.documents[name], encoding="utf-8")
-        config = read_config(Path(folder) / "home", model=model_of(options), chunk_tokens=CHUNK_TOKENS)
+        config = read_config(Path(folder) / "home", model=options.model, chunk_tokens=CHUNK_TOKENS)
         with ReadersBase("documents", config) as base:
             base.add(files, wait=False)
             found = measured(base, content, predicted)

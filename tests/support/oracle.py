@@ -1,7 +1,9 @@
 """The same computations in plain transformers: stock sdpa or eager attention with explicit 4D masks."""
 
+import copy
+
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from kvweave.models.rotary import Rotation
@@ -85,3 +87,16 @@ def partial_prefill(
             logits_to_keep=1,
         )
     return out.logits[:, -1]
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model of plain transformers with the same weights, which take no more memory."""
+    config = copy.deepcopy(model.config)  # it names the attention, and ours must keep its own
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation="eager")
+    plain.load_state_dict(model.state_dict(), assign=True)
+    for name, buffer in model.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        plain.get_submodule(owner).register_buffer(leaf, buffer.clone(), persistent=False)
+    plain.generation_config = copy.deepcopy(model.generation_config)
+    return stock(plain).eval()

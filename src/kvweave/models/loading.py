@@ -54,7 +54,8 @@ def load_model(
 
     Args:
         name: a local folder, a GGUF file, a hub id, or `hub/repo:QUANT` (GGUF). None or "reference" is the shipped
-            model, "auxiliary" a smaller one that predicts its attention. Plugins may add names (kvweave-lab has "longer").
+            model, "auxiliary" a smaller one that predicts its attention. Plugins may add names (kvweave-lab has "longer"
+            and "gemma-3-270m").
         dtype: auto is the checkpoint's, but float32 on a CPU without units for it, if that fits into memory.
         weights: full, int8 or int4 bits in linear layers; auto is full, or int8 where only that fits into memory.
         device: auto is a GPU if there is one.
@@ -101,9 +102,9 @@ def model_files(name: str | None, home: Path) -> str:
 
 
 def _find(name: str, home: Path) -> ModelFolder:
-    shipped = _shipped(name)
-    if shipped is not None:
-        return ModelFolder(str(shipped), name, shipped=True)
+    named = _named(name)
+    if named is not None:
+        return named
     gguf = gguf_folder(name, home)
     if gguf is not None:
         return gguf
@@ -115,10 +116,13 @@ def _find(name: str, home: Path) -> ModelFolder:
     return ModelFolder(str(folder_without_hub(name) or name), name)
 
 
-def _shipped(name: str) -> Path | None:
-    """Return the folder of a model that ships with kvweave or a plugin; None for any other."""
+def _named(name: str) -> ModelFolder | None:
+    """Return the folder of a model that kvweave or a plugin has a name for; None for any other."""
     plugin = plugins("kvweave.models").get(name)
-    return SHIPPED.get(name) or (None if plugin is None else Path(plugin.load()))
+    found = SHIPPED.get(name) or (None if plugin is None else plugin.load())
+    if found is None:
+        return None
+    return ModelFolder(str(found()), name) if callable(found) else ModelFolder(str(found), name, shipped=True)
 
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:

@@ -23,7 +23,7 @@ app = typer.Typer(
     name="eval", short_help="Compare the recipes' answers with full attention's.", invoke_without_command=True
 )
 
-MODEL_TEXT = "Hub id or local folder. Default: the shipped reference model."
+MODEL_TEXT = "Hub id, local folder, or the name of a real model (lab/docs/real-models.md). Default: the shipped reference model."
 
 HOME_TEXT = "Folder with what `kvweave profile-layers` found. Default: the usual home folder."
 

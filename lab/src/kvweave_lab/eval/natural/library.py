@@ -32,7 +32,7 @@ from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Chunk, Document
 from kvweave_lab.eval.natural.distractors import Page, pages_digest
 from kvweave_lab.eval.natural.questions import Evidence, QuestionSet
-from kvweave_lab.real_model import cache_folder
+from kvweave_lab.real_models import cache_folder
 
 Vectors = npt.NDArray[np.float32]
 
