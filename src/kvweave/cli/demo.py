@@ -51,9 +51,9 @@ def demo(*, options: opt.SharedOptions, json: opt.Json = False, quiet: opt.Quiet
     if found is not None:
         options = replace(options, model=str(found.path))
     natural = options.model not in (None, REFERENCE_NAME)
-    place = options.model_place() if natural else REFERENCE_NAME
     if not json:
-        _print_model(options.model, place, found)
+        _print_model(options.model, found)
+    place = options.model_place() if natural else REFERENCE_NAME
     with tempfile.TemporaryDirectory(prefix="kvweave-demo-") as folder:
         base = _sample_kb(replace(options, home=Path(folder), model=place), natural=natural)
         with nullcontext() if natural else _one_thread(), base:
@@ -92,13 +92,15 @@ def _local_model(*, quiet: bool) -> "LocalModel | None":
     return found
 
 
-def _print_model(name: str | None, place: str, found: "LocalModel | None") -> None:
+def _print_model(name: str | None, found: "LocalModel | None") -> None:
     from kvweave.cli.output import amount, say
+    from kvweave.hub import cached_folder
+    from kvweave.models.loading import REFERENCE_NAME
 
     if found is not None:
         say(f"model: {found.title}, {found.origin}, {amount(found.bytes)}, {found.licence}")
-    elif name is not None:
-        size = _size(Path(name).expanduser()) or _size(Path(place))
+    elif name not in (None, REFERENCE_NAME):
+        size = _size(cached_folder(name) or Path(name).expanduser())
         say(
             f"model: {name}, as given{f', {amount(size)}' if size else ''}; its licence is the one it came with"
         )
