@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -146,21 +147,20 @@ def _ask_all(base: "KnowledgeBase", report: "Progress", *, natural: bool) -> lis
 
     The two ways take turns in who goes first. kvweave reads the chunks' KV from the disk.
     """
-    from kvweave.options import AskKeywords, Sampling
+    from kvweave.options import Sampling
     from kvweave.samples import TOP_K, natural_questions, sample_questions
 
     questions = natural_questions() if natural else sample_questions()
-    given = AskKeywords(
-        top_k=TOP_K, cache="off", generation=Sampling(max_new_tokens=_ANSWER_TOKENS, stop=_ENDS)
-    )
-    base.ask(questions[0].text, **{**given, "recipe": "full", "generation": Sampling(max_new_tokens=1)})
+    ask = partial(base.ask, top_k=TOP_K, cache="off")
+    ask(questions[0].text, recipe="full", generation=Sampling(max_new_tokens=1))
+    generation = Sampling(max_new_tokens=_ANSWER_TOKENS, stop=_ENDS)
     asked = []
     for number, question in enumerate(questions):
         report("answering", number, len(questions))
         base.store.forget_recent()
         answers: dict[str | None, Answer] = {}
         for recipe in ("full", None) if number % 2 else (None, "full"):
-            answers[recipe] = base.ask(question.text, **{**given, "recipe": recipe})
+            answers[recipe] = ask(question.text, recipe=recipe, generation=generation)
         asked.append(Asked(question, answers["full"], answers[None]))
     return asked
 
@@ -233,10 +233,14 @@ def _print_answers(asked: list[Asked]) -> None:
 def _closing_line(asked: list[Asked]) -> str:
     from kvweave.cli.output import seconds
 
-    full_s, kvweave_s = (sum(_ttft_s(each[way]) for each in asked) / len(asked) for way in (1, 2))
+    ways = [each.full for each in asked], [each.kvweave for each in asked]
+    full_s, kvweave_s = (sum(map(_ttft_s, answers)) / len(asked) for answers in ways)
+    right = [
+        sum(holds(answer.text, each.question.answer) for answer, each in zip(answers, asked, strict=True))
+        for answers in ways
+    ]
     faster = full_s >= kvweave_s
     ratio = max(full_s, kvweave_s) / min(full_s, kvweave_s)
-    right = [sum(holds(each[way].text, each.question.answer) for each in asked) for way in (1, 2)]
     return (
         f"The first token comes {ratio:.1f} times {'sooner' if faster else 'later'} with kvweave: after {seconds(kvweave_s)} "
         f"in place of {seconds(full_s)} on average; {right[1]} of {len(asked)} answers are right (✓), {right[0]} by full prefill."
