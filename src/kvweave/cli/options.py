@@ -127,6 +127,15 @@ class SharedOptions:
 
         return load_any_model(self.model, **self._loading(), home=self.home)
 
+    def model_place(self) -> str:
+        """Return where transformers finds the model: a folder or a hub id. Converts a GGUF file that was not converted yet."""
+        from kvweave.home import default_home
+        from kvweave.models.loading import model_files
+
+        quiet_libraries()
+        _show_conversions()
+        return model_files(self.model, self.home or default_home())
+
     def _loading(self) -> dict[str, str]:
         return {
             "dtype": self.dtype or "auto",

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from kvweave.state.preparation import PreparationStatus
 
 _LOG_EVERY_S: Final = 30.0
+_SAME: Final = 1.4
+"""An estimate is given as one number if its most is less than so many times its least."""
 
 
 def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
@@ -92,8 +94,17 @@ def _named(process: int | None) -> str:
 
 def _rest(status: "PreparationStatus") -> str:
     chunks = "1 chunk is" if status.left == 1 else f"{status.left} chunks are"
-    about = "" if status.left_s is None else f", about {duration(status.left_s)}"
-    return f"{chunks} still to be prepared{about}"
+    return f"{chunks} still to be prepared{_time_left(status)}"
+
+
+def _time_left(status: "PreparationStatus") -> str:
+    """Return ", about 3 min", ", 2 to 5 min" where speeds differ more, or nothing without an estimate."""
+    least_s, most_s = status.least_left_s, status.most_left_s
+    if least_s is None or most_s is None:
+        return ""
+    if most_s < _SAME * least_s:
+        return f", about {duration((least_s + most_s) / 2)}"
+    return f", {duration(least_s)} to {duration(most_s)}"
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ does not know of; the next run notes them.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from kvweave.answering.settings import Settings
+from kvweave.documents.remaining_time import RemainingTime
 from kvweave.embedding import MANY_WINDOWS
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.index.documents import ListedChunk
@@ -67,11 +69,6 @@ class _Batch:
     def tokens(self) -> int:
         return sum(row.kv_tokens for row in self.rows)
 
-    @property
-    def model(self) -> str:
-        """The digest of the model."""
-        return self.ctx.adapter.fingerprint.digest
-
 
 class ChunkPreparer:
     """Prepares the chunks of a knowledge base as the settings' recipe needs them.
@@ -111,7 +108,7 @@ class ChunkPreparer:
         return self._state.documents.without_vector_count()
 
     def left(self) -> tuple[PreparationStatus, int]:
-        """Find and record the remaining work and its estimated time.
+        """Find and record the remaining work, without an estimate of its time: this process has measured none of it.
 
         Returns:
             The recorded status, and how many chunks exceed the store's limit.
@@ -169,14 +166,15 @@ class ChunkPreparer:
             batches = self._remaining(run.tried, run.passed_over)
             until = time.monotonic() + max(_LIST_S, 20 * (time.monotonic() - began))
             run.total_tokens = run.done_tokens + sum(batch.tokens for batch in batches)
+            self._record_left(batches, run.remaining_time)  # an earlier run's estimate is out of date
             for number, batch in enumerate(batches):
                 run.do(batch, self._ids(batch))
                 if self._state.store.times_full > full_before:
-                    self._record_left(batches[number:])
+                    self._record_left(batches[number:], run.remaining_time)
                     return run.report(), False
                 if run.record_is_old:
                     run.recorded_s = time.monotonic()
-                    self._record_left(batches[number + 1 :])
+                    self._record_left(batches[number + 1 :], run.remaining_time)
                 if time.monotonic() > until or self.without_vector:
                     break
             else:
@@ -199,13 +197,8 @@ class ChunkPreparer:
             if guard is not None:
                 guard.yield_to_requests()
             progress(_EMBEDDING_STAGE, written, written + self.without_vector)
-            self._components.encoder.load()  # before the clock starts
-            began = time.perf_counter()
-            done = self._write_vectors(list(batch.values()))
+            written += self._write_vectors(list(batch.values()))
             self._state.have_vector(list(batch))
-            if done:
-                self._preparation.record_embedding_rate(done / (time.perf_counter() - began))
-            written += done
         if written:
             self._components.index.sweep(documents.visible_versions(), SWEEP_GRACE_S)
             progress(_EMBEDDING_STAGE, written, written)
@@ -307,19 +300,17 @@ class ChunkPreparer:
         template = batch.ctx.adapter.template
         return list(dict.fromkeys(tuple(template.chunk_ids(text)) for text in texts.values()))
 
-    # Estimated time
+    # What is left
 
-    def _record_left(self, batches: Sequence[_Batch]) -> None:
+    def _record_left(self, batches: Sequence[_Batch], remaining_time: RemainingTime | None = None) -> None:
         first = preparation_steps(self._settings.recipe())[0]
-        seconds: float | None = 0.0
-        for kind, model in dict.fromkeys((batch.kind, batch.model) for batch in batches):
-            tokens = sum(batch.tokens for batch in batches if batch.kind == kind)
-            rate = self._preparation.rate(kind, model)
-            seconds = None if seconds is None or rate is None else seconds + tokens / rate
+        tokens = Counter[str]()
+        for batch in batches:
+            tokens[batch.kind] += batch.tokens
         self._preparation.record_left(
             len({row.kv_digest for batch in batches for row in batch.rows}),
             sum(len(batch.rows) for batch in batches if batch.step == first),
-            seconds,
+            None if remaining_time is None else remaining_time.estimate(tokens),
         )
 
 
@@ -343,10 +334,11 @@ class _Run:
         self.embedded = 0
         self.done_tokens = self.total_tokens = 0
         self.recorded_s = 0.0
+        self.remaining_time = RemainingTime()
         self._computed: set[str] = set()
-        # By kind, tokens and seconds; recent ones count more.
-        self._measured: dict[str, tuple[float, float]] = {}
+        self._batch_tokens = 0  # of the current batch, as far as it is done
         self._began = time.perf_counter()
+        self._lap_s = self._worked_s
 
     def report(self) -> PrepareReport:
         seconds = time.perf_counter() - self._began
@@ -358,34 +350,30 @@ class _Run:
         return time.monotonic() > self.recorded_s + _RECORD_S
 
     def do(self, batch: _Batch, chunks: Sequence[Ids]) -> None:
-        """Prepare a batch, and measure how long it takes."""
+        """Prepare a batch, and measure how long its chunks take."""
         if self._guard is not None:
             self._guard.yield_to_requests()
-        began, waited = time.perf_counter(), self._waited_s
+        self._batch_tokens, self._lap_s = 0, self._worked_s
         try:
             self._computed |= {digest_tokens(ids) for ids in self._to_end(batch, chunks)}
         except InvalidRequest as error:  # KV with numbers that cannot be quantised
             if self._guard is None:
                 raise
             _LOG.warning("%d chunks are not prepared as %s: %s", len(chunks), batch.kind, error)
-        seconds = time.perf_counter() - began - (self._waited_s - waited)
+        if not self._batch_tokens:  # features, which report no progress
+            self._measure(batch, batch.tokens)
         self.tried |= {(batch.kind, row.kv_digest) for row in batch.rows}
         self.done_tokens += batch.tokens
         self._progress(_STAGE, self.done_tokens, self.total_tokens)
-        self._measure(batch, seconds)
 
-    def _measure(self, batch: _Batch, seconds: float) -> None:
-        """Count how long a batch took. Earlier runs do not count: the machine may have been idle then, and be busy now."""
-        tokens_before, seconds_before = self._measured.get(batch.kind, (0.0, 0.0))
-        tokens, seconds = tokens_before + batch.tokens, seconds_before + max(1e-6, seconds)
-        if not seconds_before or self.record_is_old:
-            self._preparation.record_rate(batch.kind, batch.model, tokens / seconds)
-            tokens, seconds = tokens / 2, seconds / 2
-        self._measured[batch.kind] = tokens, seconds
+    def _measure(self, batch: _Batch, tokens: int) -> None:
+        before, self._lap_s = self._lap_s, self._worked_s
+        self.remaining_time.add(batch.kind, tokens, self._lap_s - before)
 
     @property
-    def _waited_s(self) -> float:
-        return 0.0 if self._guard is None else self._guard.waited_s
+    def _worked_s(self) -> float:
+        """A clock that stands still while the run yields to requests."""
+        return time.perf_counter() - (0.0 if self._guard is None else self._guard.waited_s)
 
     def _to_end(self, batch: _Batch, chunks: Sequence[Ids]) -> set[Ids]:
         """Run the batch's step; start it again if a request stopped a pass that cannot be resumed."""
@@ -405,6 +393,9 @@ class _Run:
         def advance(tokens: int) -> None:
             nonlocal done
             done += tokens
+            if done > self._batch_tokens:  # not again, after a request stopped the batch
+                self._batch_tokens = done
+                self._measure(batch, tokens)
             if done < batch.tokens:
                 self._progress(_STAGE, self.done_tokens + done, self.total_tokens)
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -38,8 +38,6 @@ class Worker:
         process: id of the process.
         log: the file that the process writes its log to.
         why: the reason why no process could be started.
-        unprepared_s: estimated seconds until an answer begins whose chunks have no KV yet, if the model is loaded; None without
-            an estimate.
     """
 
     status: PreparationStatus
@@ -48,7 +46,6 @@ class Worker:
     process: int | None = None
     log: Path | None = None
     why: str = ""
-    unprepared_s: float | None = None
 
 
 def hand_over(base: "KnowledgeBase", arguments: Sequence[str], shared: str | None) -> Worker:
@@ -57,11 +54,6 @@ def hand_over(base: "KnowledgeBase", arguments: Sequence[str], shared: str | Non
     `arguments` are command-line arguments for the new process. It gets the address of the shared tier in its environment,
     since the address may hold a password.
     """
-    unprepared_s = base.preparation.unprepared_s(base.config.retrieval.top_k)
-    return replace(_worker(base, arguments, shared), unprepared_s=unprepared_s)
-
-
-def _worker(base: "KnowledgeBase", arguments: Sequence[str], shared: str | None) -> Worker:
     log, status = base.preparation.log, base.preparation.status()
     # The `add` has marked its documents, and both processes look for marks again before they end.
     if base.preparation.is_left_to_worker() or base.preparation.background() is not None:

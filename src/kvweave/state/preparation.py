@@ -27,14 +27,13 @@ _SINCE: Final = "prepare_since"
 _REMOVED: Final = "prepare_removed"
 _LEFT: Final = "prepare_left"
 _LEFT_WITHOUT_KV: Final = "prepare_left_without_kv"
-_LEFT_S: Final = "prepare_left_s"
+_LEAST_LEFT_S: Final = "prepare_least_left_s"
+_MOST_LEFT_S: Final = "prepare_most_left_s"
 _MEASURED: Final = "prepare_left_measured"
 _LOCK_TRIES, _LOCK_TRY_S = (
     5,
     0.02,
 )  # a command that looks whether a process works holds the lock for an instant
-_RATE: Final = "prepare_rate {} {}"
-_EMBEDDING_RATE: Final = "prepare_embedding_rate"
 _STARTING: Final = "starting"
 _START_S: Final = 120.0
 """A process that has not locked its file by then has failed to start."""
@@ -48,7 +47,8 @@ class PreparationStatus:
         chunks: chunks of all documents.
         left: chunks for which a vector, KV or something beside it is still to be computed, as far as it fits the store's limit.
         left_without_kv: those of them that have no KV yet; a question computes them.
-        left_s: estimated seconds of work for the rest, from what the same work has taken; None before all kinds of it were measured.
+        least_left_s, most_left_s: about how many seconds the rest takes, from what the process at work has measured; None before
+            it has measured all kinds of work, and without such a process.
         process: the id of the process that prepares chunks now, or that was started to do so; None without one.
         left_without_vector: chunks that have no vector yet; a question finds them by their words alone.
     """
@@ -56,7 +56,8 @@ class PreparationStatus:
     chunks: int
     left: int
     left_without_kv: int
-    left_s: float | None
+    least_left_s: float | None
+    most_left_s: float | None
     process: int | None
     left_without_vector: int = 0
 
@@ -130,13 +131,13 @@ class Preparation:
         with self._database.transaction():
             if self.changed_s() > changed_s:
                 return False
-            self._record_left(0, 0, 0.0)
+            self._record_left(0, 0, (0.0, 0.0))
             self._record(_SINCE, 0.0)
         return True
 
     def clear(self) -> None:
         """Delete all marks and records of remaining work: no documents are left."""
-        for about in (_SINCE, _LEFT, _LEFT_WITHOUT_KV, _LEFT_S, _MEASURED):
+        for about in (_SINCE, _LEFT, _LEFT_WITHOUT_KV, _LEAST_LEFT_S, _MOST_LEFT_S, _MEASURED):
             self._facts.forget(about)
 
     # Remaining work
@@ -149,20 +150,19 @@ class Preparation:
             min(chunks, int(max(self._facts.about(name).values(), default=0)))
             for name in (_LEFT, _LEFT_WITHOUT_KV)
         )
-        measured = all(self._facts.about(_MEASURED).values()) or not left
-        left_s = sum(self._facts.about(_LEFT_S).values()) if left else 0.0
-        if without_vector:
-            rate = self._facts.get(_EMBEDDING_RATE)
-            left, measured = max(left, without_vector), measured and rate is not None
-            left_s += without_vector / rate if rate else 0.0
+        left = max(left, without_vector)
         process = self.worker()
         process = self.background() if process is None else process
-        return PreparationStatus(
-            chunks, left, without_kv, left_s if measured else None, process, without_vector
+        # Vectors come first, so while some are missing, the process has not measured the work after them.
+        measured = process is not None and not without_vector and all(self._facts.about(_MEASURED).values())
+        least_s, most_s = (
+            sum(self._facts.about(name).values()) if measured or not left else None
+            for name in (_LEAST_LEFT_S, _MOST_LEFT_S)
         )
+        return PreparationStatus(chunks, left, without_kv, least_s, most_s, process, without_vector)
 
-    def record_left(self, chunks: int, without_kv: int, seconds: float | None) -> None:
-        """Record the remaining work; see PreparationStatus."""
+    def record_left(self, chunks: int, without_kv: int, seconds: tuple[float, float] | None) -> None:
+        """Record the remaining work, with the least and the most seconds for it; see PreparationStatus."""
         with _if_possible(), self._database.transaction():
             self._record_left(chunks, without_kv, seconds)
 
@@ -177,33 +177,12 @@ class Preparation:
         )
         return dict(rows)
 
-    def rate(self, kind: str, model: str) -> float | None:
-        """Return the measured tokens per second at which a kind of entry is made; None before it was measured."""
-        return self._facts.get(_RATE.format(kind, model[:16]))
-
-    def unprepared_s(self, chunks: int) -> float | None:
-        """Estimate the seconds that a question takes to compute so many chunks; None before any preparation was measured."""
-        rates = self._facts.about(_RATE.partition(" ")[0])
-        rate = max(rates.values(), default=0.0)  # the plainest kind is one pass
-        ((found, tokens),) = self._database.query(
-            "SELECT coalesce(sum(chunks), 0), coalesce(sum(tokens), 0) FROM documents"
-        )
-        return min(chunks, found) * tokens / found / rate if found and rate else None
-
-    def record_rate(self, kind: str, model: str, tokens_per_s: float) -> None:
-        """Record the rate; `model` is the digest of the model."""
-        with _if_possible():
-            self._facts.record(_RATE.format(kind, model[:16]), tokens_per_s)
-
-    def record_embedding_rate(self, chunks_per_s: float) -> None:
-        """Record at how many chunks per second vectors were made last."""
-        with _if_possible():
-            self._facts.record(_EMBEDDING_RATE, chunks_per_s)
-
-    def _record_left(self, chunks: int, without_kv: int, seconds: float | None) -> None:
+    def _record_left(self, chunks: int, without_kv: int, seconds: tuple[float, float] | None) -> None:
+        least_s, most_s = seconds or (0.0, 0.0)
         self._record(_LEFT, chunks)
         self._record(_LEFT_WITHOUT_KV, without_kv)
-        self._record(_LEFT_S, seconds or 0.0)
+        self._record(_LEAST_LEFT_S, least_s)
+        self._record(_MOST_LEFT_S, most_s)
         self._record(_MEASURED, seconds is not None)
 
     def _record(self, about: str, value: float) -> None:
