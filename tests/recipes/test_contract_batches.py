@@ -7,7 +7,7 @@ import pytest
 import kvweave
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import METHODS, recipe_named
-from kvweave.recipes.recipe import SelectedRows, run
+from kvweave.recipes.recipe import Recompute, SelectedRows, run
 from support.contract import close, prefilled, prepare
 
 IN_ONE_PASS = [name for name in METHODS if recipe_named(name).recompute == SelectedRows()]
@@ -35,7 +35,7 @@ class Intercepted(Exception):
     """Carries the pass that a recipe was about to run."""
 
 
-class Interceptor:
+class Interceptor(Recompute):
     """A recompute slot that runs nothing."""
 
     def run(self, state, rows, hooks, *, capture):

@@ -13,7 +13,7 @@ from kvweave.recipes.features import attention_key
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prefill_state import PrefillState
-from kvweave.recipes.recipe import run
+from kvweave.recipes.recipe import Recompute, run
 from kvweave.recipes.request import Budget, PrefillRequest
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import ChunkFeature
@@ -173,11 +173,15 @@ def stale_rows(result):
     return [i for span in result.plan.spans if span.origin == "reused" for i in range(span.start, span.end)]
 
 
-class Counted:
+class Counted(Recompute):
     """A recompute slot that records which rows each layer computes."""
 
     def __init__(self, inner):
         self.inner, self.rows = inner, []
+
+    @property
+    def writes_reused(self):
+        return self.inner.writes_reused
 
     def run(self, state, rows, hooks, *, capture):
         return self.inner.run(state, rows, [*hooks, self], capture=capture)

@@ -97,13 +97,18 @@ class Adapter:
     # Caches and chunks
 
     def new_cache(
-        self, length: int, spans: Sequence[PlacedSpan] = (), positions: Tensor | None = None
+        self,
+        length: int,
+        spans: Sequence[PlacedSpan] = (),
+        positions: Tensor | None = None,
+        *,
+        share: bool = True,
     ) -> FusedCache:
         """Return a cache over `length` prompt positions with stored spans placed in it.
 
         `positions` (length,) are the rotary positions of all prompt tokens, if these are not 0 … length − 1. The last must
-        be the largest, since generated tokens continue from it. Raises InvalidRequest if it is not, and for spans that
-        overlap.
+        be the largest, since generated tokens continue from it. Without `share` the request has a copy of the spans of its own,
+        also where requests share them. Raises InvalidRequest if the last is not the largest, and for spans that overlap.
         """
         device = self.geometry.device
         positions = torch.arange(length) if positions is None else positions
@@ -112,7 +117,7 @@ class Adapter:
         placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
         like = torch.empty(0, dtype=self.geometry.dtype, device=device)
         angles = self.rotation.angles(rope_positions(placed).to(device), rope_length, like)
-        if self.spans is not None and can_share(placed):
+        if share and self.spans is not None and can_share(placed):
             shared = self.spans.share(placed, angles, device)
             return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions.to(device))
         return FusedCache(self.geometry.layers, length, placed, angles, positions.to(device))

@@ -1,6 +1,6 @@
 """Hooks on one forward pass: what each layer shows them, and the ones that record attention.
 
-An `AttentionHook` sees queries, keys and values before a layer attends. Hooks read only: the output of a complete pass stays
+An `AttentionHook` sees queries, keys and values before a layer attends. Those here read only: the output of a complete pass stays
 bit-identical. They may end the pass with `StopForward`. The cost of recording grows with the rows asked for, not with the rows computed.
 """
 

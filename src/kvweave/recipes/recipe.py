@@ -6,6 +6,7 @@ slots it changes, and one line in OWN_METHODS. If a method needs an edit here, a
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -43,8 +44,17 @@ KV that is used at any position; the least used go first."""
 
 
 class Recompute(Protocol):
-    """Slot 5: runs rows through the model and writes their K,V to the KV cache."""
+    """Slot 5: runs rows through the model and writes their K,V to the KV cache.
 
+    Inherit from it for its default.
+    """
+
+    @property
+    def writes_reused(self) -> bool:
+        """Whether it also changes reused rows that it does not compute: the request then needs a copy of them; by default not."""
+        return False
+
+    @abstractmethod
     def run(
         self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
     ) -> Tensor:
@@ -58,7 +68,7 @@ class Recompute(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectedRows:
+class SelectedRows(Recompute):
     """All rows through all layers in one pass: Recompute(T) of the methods page (FusionRAG §3.2, ProphetKV §4.3)."""
 
     def run(
@@ -207,7 +217,9 @@ def _place(
     recipe: Recipe, request: PrefillRequest, matched: tuple[Matched, ...], sink: LayerSink | None
 ) -> PrefillState:
     placement = recipe.place.place(request, matched)
-    kv_cache = request.adapter.new_cache(request.prompt.tokens, placement.spans, placement.positions)
+    kv_cache = request.adapter.new_cache(
+        request.prompt.tokens, placement.spans, placement.positions, share=not recipe.recompute.writes_reused
+    )
     kv_cache.continuation = recipe.attend.continuation(request, matched)
     if sink is not None:
         kv_cache.stream_to(sink)

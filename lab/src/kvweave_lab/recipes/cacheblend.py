@@ -13,7 +13,7 @@ from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.match import MatchPathThenChunk
 from kvweave.recipes.methods.cacheblend import ValueDeviation
 from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
-from kvweave.recipes.recipe import Recipe, SelectedRows
+from kvweave.recipes.recipe import Recipe, Recompute, SelectedRows
 from kvweave.recipes.select import TopScores
 from kvweave_lab.recipes.idealised import stored_values
 from kvweave_lab.recipes.row_schedule import scheduled
@@ -67,7 +67,7 @@ class KeyValueDeviation:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerByLayer:
+class LayerByLayer(Recompute):
     """As many stale rows as were selected on average over the layers, more in the first layers and fewer in the last.
 
     With k rows selected of n stale ones and L layers, layer l = 0 … L − 1 computes k + e(l) rows. e falls evenly from
