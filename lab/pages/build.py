@@ -82,6 +82,8 @@ def _read(name: str) -> Any:
 MOVED = re.compile(r"(?<![\w/.])(benchmarks|training)/")
 CURRENT_FOLDERS = {"benchmarks": "lab/experiments/", "training": "lab/training/"}
 CURRENT_SCRIPTS = {"giving_way.py": "preemption_delay.py"}
+CURRENT_OPTIONS = {r" --kv-memory \S+": "", r" --answers(?= --|$)": " --answers 24"}
+"""Options of `kvweave eval natural` that recorded commands have in an earlier form."""
 
 
 def _with_current_paths(value: Any) -> Any:
@@ -104,6 +106,9 @@ def _current_command(command: str) -> str:
     command = MOVED.sub(lambda found: CURRENT_FOLDERS[found[1]], command)
     for earlier, current in CURRENT_SCRIPTS.items():
         command = command.replace(f"/{earlier}", f"/{current}")
+    if "eval natural" in command:
+        for earlier, current in CURRENT_OPTIONS.items():
+            command = re.sub(earlier, current, command)
     return command
 
 
