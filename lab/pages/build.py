@@ -33,6 +33,7 @@ from natural_page import FILES as NATURAL_FILES
 from natural_page import parts as natural_parts
 from prediction_page import predicted_questions
 from real_models_page import FILES as REAL_MODEL_FILES
+from real_models_page import KEPT, kept_image, kept_runs
 from real_models_page import parts as real_model_parts
 from reference import reference_pages
 from selection_page import selection_page
@@ -144,6 +145,15 @@ def with_parts(path: Path, **parts: str) -> str:
     return text
 
 
+def draw_kept(runs: dict[str, list[Any]], folder: Path) -> None:
+    """Draw the figure of each model's evaluation by budget."""
+    if runs:
+        from kvweave_lab.eval.natural.plots import kept_plot
+
+        for model, own in runs.items():
+            (folder / kept_image(model)).write_bytes(kept_plot(model, own))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,6 +166,8 @@ def main() -> None:
     measured, images = (quality_of_the_methods(), [path.name for path in (docs / "images").glob("*.png")])
     parity = results("parity.json")
     assert parity is not None
+    kept = sorted(path.name for path in RESULTS.glob(KEPT))
+    real_models = {name: _read(name) for name in (*REAL_MODEL_FILES, *kept)}
     pages = {
         ROOT / "README.md": with_parts(ROOT / "README.md", figure=figure()),
         guide: with_parts(
@@ -205,9 +217,7 @@ def main() -> None:
         docs / "decoding.md": with_parts(
             docs / "decoding.md", **decoding_parts({name: results(name) for name in DECODING_FILES})
         ),
-        docs / "real-models.md": with_parts(
-            docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
-        ),
+        docs / "real-models.md": with_parts(docs / "real-models.md", **real_model_parts(real_models)),
         docs / "natural.md": with_parts(
             docs / "natural.md", **natural_parts({name: results(name) for name in NATURAL_FILES})
         ),
@@ -236,6 +246,8 @@ def main() -> None:
         sys.exit(f"out of date: {', '.join(path.name for path in stale)}; run `make docs`")
     for path in stale:
         path.write_text(pages[path], encoding="utf-8")
+    if not args.check:
+        draw_kept(kept_runs(real_models), docs / "images")
 
 
 if __name__ == "__main__":
