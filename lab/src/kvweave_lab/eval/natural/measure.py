@@ -121,7 +121,7 @@ class NaturalRunner:
         self._system, self._answers, self._open_store = system, answers, open_store
         self._full = Candidate(recipe_named(FULL), 1.0)
         self._shared: dict[str, KVStore] = {}
-        self._simulated: list[tuple[Prepare, tuple[FeatureExtractor, ...], KVStore]] = []
+        self._ready: list[tuple[Prepare, tuple[FeatureExtractor, ...], KVStore]] = []
         self.prepared_s = 0.0
 
     def outcomes(self, prompt: NaturalPrompt, candidates: Sequence[Candidate]) -> Iterator[NaturalOutcome]:
@@ -164,7 +164,7 @@ class NaturalRunner:
                 ]
                 self._add(prompt, measured, truth)
         finally:
-            self._simulated.clear()
+            self._ready.clear()
 
     def _truth(self, prompt: NaturalPrompt) -> tuple[_Measured, _Truth]:
         """Return full attention's measurements, and what others are compared with."""
@@ -255,22 +255,22 @@ class NaturalRunner:
         Entries that depend on nothing but the library are kept for the next prompts and runs. Simulated requests depend on the
         prompt's other chunks and may leave exact KV, so that their entries are for this prompt and these recipes only.
         """
-        group = self._group(recipe.prepare, prompt)
-        shared = self._shared.get(group)
-        if shared is None:
-            shared = self._shared[group] = self._open_store(group)
-        if not simulates_requests(recipe):
-            prepare_prompt(self._adapter, shared, prompt.tokens, recipe, self._corpus)
-            self._read(shared, recipe, prompt.tokens)
-            return shared
         extractors = recipe.select.extractors
-        for prepare, extracted, store in self._simulated:
+        for prepare, extracted, store in self._ready:
             if (prepare, extracted) == (recipe.prepare, extractors):
                 return store
-        store = PromptStore(shared)
-        others = self._other_chunks(prompt)
-        prepare_prompt(self._adapter, store, prompt.tokens, recipe, self._corpus, others)
-        self._simulated.append((recipe.prepare, extractors, store))
+        group = self._group(recipe.prepare, prompt)
+        if group not in self._shared:
+            self._shared[group] = self._open_store(group)
+        store = self._shared[group]
+        if simulates_requests(recipe):
+            store = PromptStore(store)
+            others = self._other_chunks(prompt)
+            prepare_prompt(self._adapter, store, prompt.tokens, recipe, self._corpus, others)
+        else:
+            prepare_prompt(self._adapter, store, prompt.tokens, recipe, self._corpus)
+            self._read(store, recipe, prompt.tokens)
+        self._ready.append((recipe.prepare, extractors, store))
         return store
 
     def _read(self, store: KVStore, recipe: Recipe, prompt: TokenizedPrompt) -> None:
