@@ -33,6 +33,7 @@ from natural_page import FILES as NATURAL_FILES
 from natural_page import parts as natural_parts
 from prediction_page import predicted_questions
 from real_models_page import FILES as REAL_MODEL_FILES
+from real_models_page import KEPT, kept_image, kept_runs
 from real_models_page import parts as real_model_parts
 from reference import reference_pages
 from selection_page import selection_page
@@ -82,6 +83,8 @@ def _read(name: str) -> Any:
 MOVED = re.compile(r"(?<![\w/.])(benchmarks|training)/")
 CURRENT_FOLDERS = {"benchmarks": "lab/experiments/", "training": "lab/training/"}
 CURRENT_SCRIPTS = {"giving_way.py": "preemption_delay.py"}
+CURRENT_OPTIONS = {r" --kv-memory \S+": "", r" --answers(?= --|$)": " --answers 24"}
+"""Options of `kvweave eval natural` that recorded commands have in an earlier form."""
 
 
 def _with_current_paths(value: Any) -> Any:
@@ -104,6 +107,9 @@ def _current_command(command: str) -> str:
     command = MOVED.sub(lambda found: CURRENT_FOLDERS[found[1]], command)
     for earlier, current in CURRENT_SCRIPTS.items():
         command = command.replace(f"/{earlier}", f"/{current}")
+    if "eval natural" in command:
+        for earlier, current in CURRENT_OPTIONS.items():
+            command = re.sub(earlier, current, command)
     return command
 
 
@@ -139,6 +145,15 @@ def with_parts(path: Path, **parts: str) -> str:
     return text
 
 
+def draw_kept(runs: dict[str, list[Any]], folder: Path) -> None:
+    """Draw the figure of each model's evaluation by budget."""
+    if runs:
+        from kvweave_lab.eval.natural.plots import kept_plot
+
+        for model, own in runs.items():
+            (folder / kept_image(model)).write_bytes(kept_plot(model, own))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -151,6 +166,8 @@ def main() -> None:
     measured, images = (quality_of_the_methods(), [path.name for path in (docs / "images").glob("*.png")])
     parity = results("parity.json")
     assert parity is not None
+    kept = sorted(path.name for path in RESULTS.glob(KEPT))
+    real_models = {name: _read(name) for name in (*REAL_MODEL_FILES, *kept)}
     pages = {
         ROOT / "README.md": with_parts(ROOT / "README.md", figure=figure()),
         guide: with_parts(
@@ -200,9 +217,7 @@ def main() -> None:
         docs / "decoding.md": with_parts(
             docs / "decoding.md", **decoding_parts({name: results(name) for name in DECODING_FILES})
         ),
-        docs / "real-models.md": with_parts(
-            docs / "real-models.md", **real_model_parts({name: _read(name) for name in REAL_MODEL_FILES})
-        ),
+        docs / "real-models.md": with_parts(docs / "real-models.md", **real_model_parts(real_models)),
         docs / "natural.md": with_parts(
             docs / "natural.md", **natural_parts({name: results(name) for name in NATURAL_FILES})
         ),
@@ -231,6 +246,8 @@ def main() -> None:
         sys.exit(f"out of date: {', '.join(path.name for path in stale)}; run `make docs`")
     for path in stale:
         path.write_text(pages[path], encoding="utf-8")
+    if not args.check:
+        draw_kept(kept_runs(real_models), docs / "images")
 
 
 if __name__ == "__main__":

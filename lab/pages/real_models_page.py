@@ -1,6 +1,8 @@
-"""The generated parts of lab/docs/real-models.md: start, the first question, weights, GPU, rows in the last window, and calibration."""
+"""The generated parts of lab/docs/real-models.md: start, the first question, weights, GPU, rows in the last window, calibration, and quality
+against time."""
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 from markdown_parts import NOT_MEASURED, Result, folded, if_measured, table
@@ -20,6 +22,8 @@ FILES = (
     "calibration_weights.json",
     "calibration_weights_float32.json",
 )
+KEPT = "kept_*.json"
+"""Evaluations by budget, kept_MODEL_LENGTH.json: copies of natural.json."""
 LEAST_S = 0.1
 """Parts of a start that take less time are combined in one row."""
 
@@ -41,7 +45,25 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
             _calibration_weights(found[name])
             for name in ("calibration_weights.json", "calibration_weights_float32.json")
         ),
+        "kept": "\n\n".join(_kept_by_model(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
     }
+
+
+def kept_runs(found: Mapping[str, Any]) -> dict[str, list[Result]]:
+    """Return the evaluations by budget of each model, the shortest context first."""
+    runs: dict[str, list[Result]] = {}
+    for name in sorted(found):
+        if fnmatch(name, KEPT) and found[name] is not None:
+            model = name.removeprefix("kept_").rpartition("_")[0]
+            runs.setdefault(model, []).append(found[name])
+    for own in runs.values():
+        own.sort(key=lambda run: run["rows"][0]["context_tokens"])
+    return runs
+
+
+def kept_image(model: str) -> str:
+    """Return the name of a model's figure in lab/docs/images."""
+    return f"kept-{model}.png"
 
 
 @if_measured
@@ -245,6 +267,59 @@ def _calibration_weights(measured: Result) -> str:
         ),
     ]
     return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
+
+
+def _kept_by_model(model: str, runs: Sequence[Result]) -> str:
+    lines = [f"![answers of {model} kept against time](images/{kept_image(model)})", ""]
+    for run in runs:
+        about, rows = run["about"], run["rows"]
+        lines += [
+            f"**{model}**, {about['dtype']}, contexts of {rows[0]['context_tokens']:,} tokens in chunks of at most "
+            f"{about['chunk_tokens']}, {rows[0]['prompts']} prompts:",
+            "",
+            *table(
+                (
+                    "recipe",
+                    "ratio",
+                    "time",
+                    "offline passes",
+                    "bytes per token",
+                    "KL",
+                    "first tokens kept",
+                    "answers the same",
+                    "right answers kept",
+                    "right",
+                ),
+                [_kept_row(row) for row in sorted(rows, key=lambda row: row["time"])],
+            ),
+            "",
+        ]
+    commands = [run["about"]["command"] for run in runs]
+    return "\n".join([*lines, *folded(list(dict.fromkeys(commands)), _about(runs[-1]["about"]))])
+
+
+def _kept_row(row: Result) -> tuple[str, ...]:
+    def cell(name: str, form: str = ".0%") -> str:
+        if row[name] is None:
+            return "–"
+        low, high = row[f"{name}_interval"]
+        return f"{row[name]:{form}} ({low:{form}}–{high:{form}})"
+
+    budget = "–" if row["ratio"] is None else f"{row['ratio']:g}"
+    if row["coverage"] is not None:
+        budget = f"{row['coverage']:g} of scores"
+    return (
+        row["recipe"],
+        budget,
+        cell("time", ".2f"),
+        "–" if row["offline_passes"] is None else f"{row['offline_passes']:.1f}",
+        "–" if row["bytes_per_token"] is None else f"{row['bytes_per_token']:,.0f}",
+        cell("answer_kl", ".3f"),
+        cell("same_first"),
+        cell("same_answer"),
+        cell("kept_right"),
+        cell("right"),
+    )
 
 
 def _asked(measured: Result) -> str:

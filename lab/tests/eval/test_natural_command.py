@@ -13,7 +13,8 @@ def asked(tmp_path, monkeypatch):
     """The command with a small set and its own index."""
     monkeypatch.setattr("kvweave.embedding.TextEncoder", lambda model=None: WordEncoder())
     monkeypatch.setattr(run, "CHUNKS", 3)  # offline costs need not be exact here
-    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path / "cache")
+    for module in (library, run):
+        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
     documents, questions = write_set(tmp_path, [each | {"split": "test"} for each in QUESTIONS])
     words = ["eval", "natural", "--documents", documents, "--questions", questions, "--distractors", "2"]
     return [*words, "--split", "test", "--context-tokens", "96", "--chunk-tokens", "32"]
@@ -35,7 +36,7 @@ def test_recipes_run_on_a_set_of_ones_own_and_resume(command, asked, tmp_path):
         "--limit",
         "2",
     ]
-    words += ["--answers", "--output", tmp_path / "out"]
+    words += ["--answers", "8", "--output", tmp_path / "out"]
     shown = command(*words, "--quiet")
     for text in (
         "Evidence found",

@@ -1,12 +1,17 @@
 """Recipes on natural prompts: exact against plain transformers, resumable, and the rows made of the outcomes."""
 
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.kvstore.chunk_store import ChunkStore
+from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.natural.measure import NaturalRunner, reference_ids
 from kvweave_lab.eval.natural.outcomes import (
@@ -19,6 +24,8 @@ from kvweave_lab.eval.natural.outcomes import (
 from kvweave_lab.eval.natural.prompts import make_prompt, no_context
 from kvweave_lab.eval.natural.rows import comparisons, gap, summary_rows
 from kvweave_lab.eval.natural.run import NaturalBenchmark, Request, chosen_candidates, read_request_set
+from kvweave_lab.eval.preparation import prepare_prompt
+from kvweave_lab.eval.replies import generate_together
 from kvweave_lab.eval.runner import Candidate
 from lab_support.natural_set import QUESTIONS, WordEncoder, library_of, write_set
 
@@ -44,7 +51,7 @@ def prompt(adapter, found):
 @pytest.fixture
 def runner(adapter, found):
     _, library = found
-    return NaturalRunner(adapter, library.corpus(adapter.template), NaturalLog(None, {}), answers=True)
+    return NaturalRunner(adapter, library.corpus(adapter.template), NaturalLog(None, {}), answers=8)
 
 
 def plain_logits(adapter, tokens, reference):
@@ -106,11 +113,88 @@ def test_outcomes_do_not_depend_on_what_ran_before(adapter, found, prompt):
     assert together(candidates) == one_by_one == together(candidates[::-1])
 
 
-def test_kv_beyond_its_memory_is_dropped_between_prompts(adapter, found, prompt):
+def on_disk(folder, **more):
+    """Return what opens a store per group of preparations in one folder, as a run does."""
+    return lambda group: ChunkStore(folder, namespace=str(zlib.crc32(group.encode())), **more)
+
+
+def test_kv_of_an_earlier_run_is_used_and_gives_the_same_outcomes(
+    adapter, found, prompt, tmp_path, monkeypatch
+):
     _, library = found
-    runner = NaturalRunner(adapter, library.corpus(adapter.template), NaturalLog(None, {}), kv_bytes=1)
-    outcomes(runner, prompt, REUSE)
-    assert not runner.shared
+    corpus = library.corpus(adapter.template)
+    names = ("reuse", "weave", "following+prophetkv", "int8+prophetkv", "observed+prophetkv", "cachecraft")
+    candidates = [Candidate(recipe_named(name), 0.0 if name == "reuse" else 0.3) for name in names]
+
+    def ran(**more):
+        return outcomes(NaturalRunner(adapter, corpus, NaturalLog(None, {}), **more), prompt, *candidates)
+
+    in_memory = ran()
+    assert ran(open_store=on_disk(tmp_path)) == in_memory
+    monkeypatch.setattr("kvweave.recipes.prepare.Isolated.compute", None)  # nothing may be prepared again
+    del candidates[-2:]  # requests are simulated anew for each prompt
+    again = ran(open_store=on_disk(tmp_path))
+    assert again == {label: in_memory[label] for label in again}
+
+
+def test_two_runs_share_a_folder_at_once(adapter, found, tmp_path):
+    content, library = found
+    prompts = [make_prompt(adapter, library, question, 64, None) for question in content.questions[:3]]
+    corpus, candidates = library.corpus(adapter.template), [REUSE, Candidate(recipe_named("weave"), 0.2)]
+
+    def ran(_=None):
+        runner = NaturalRunner(adapter, corpus, NaturalLog(None, {}), open_store=on_disk(tmp_path))
+        return [outcomes(runner, each, *candidates) for each in prompts]
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(ran, range(2))
+    assert one == other
+
+
+def test_kv_of_a_prompt_that_does_not_fit_is_named(adapter, found, prompt, tmp_path):
+    _, library = found
+    corpus = library.corpus(adapter.template)
+    runner = NaturalRunner(adapter, corpus, NaturalLog(None, {}), open_store=on_disk(tmp_path, limit_bytes=1))
+    with pytest.raises(InvalidRequest, match="raise --kv-limit"):
+        outcomes(runner, prompt, REUSE)
+
+
+def test_answers_are_those_that_each_candidate_generates_alone(adapter, found, monkeypatch):
+    """Whether they follow full attention's to the end, leave it on the way, or end elsewhere."""
+    content, library = found
+    corpus = library.corpus(adapter.template)
+    monkeypatch.setattr("kvweave_lab.eval.natural.measure.BATCH", 3)
+    names = ("reuse", "weave", "prophetkv", "int8+prophetkv", "epic")
+    candidates = [
+        REUSE,
+        *(Candidate(recipe_named(name), ratio) for name in names[1:] for ratio in (0.1, 1.0)),
+    ]
+    compared = []
+    for question in content.questions:
+        prompt = make_prompt(adapter, library, question, 64, None)
+        runner = NaturalRunner(adapter, corpus, NaturalLog(None, {}), answers=8)
+        done = outcomes(runner, prompt, *candidates)
+
+        def alone(candidate, tokens):
+            store = MemoryStore()
+            prepare_prompt(adapter, store, tokens, candidate.recipe, corpus)
+            result = run(candidate.recipe, adapter, store, tokens, ratio=candidate.ratio)
+            (reply,) = generate_together(
+                adapter, [(result.kv_cache, tokens.token_ids, result.logits)], 8, tokens.reply
+            )
+            return reply
+
+        full = alone(Candidate(recipe_named("full"), 1.0), prompt.tokens)
+        for candidate in candidates:
+            reply, mine = alone(candidate, prompt.tokens), done[candidate.label]
+            same = list(reply.ids) == list(full.ids) and reply.finish_reason == full.finish_reason
+            assert (mine.answer, mine.answer_tokens) == (reply.text.strip(), reply.tokens)
+            assert mine.same_answer is same
+            assert (mine.same_tokens == full.tokens == reply.tokens) or not same
+            assert mine.answer_kl >= 0
+            compared.append((same, mine.same_tokens))
+    assert {same for same, _ in compared} == {True, False}
+    assert any(common for same, common in compared if not same)  # some leave it on the way
 
 
 def test_a_question_without_answer_is_measured_by_the_first_token(adapter, found, runner):
@@ -136,6 +220,7 @@ def request(tmp_path, **more):
             "documents": documents,
             "questions": questions,
             "index": tmp_path / "index",
+            "kv": tmp_path / "kv",
             **more,
         }
     )
@@ -222,10 +307,31 @@ def test_recovery_and_gap_are_ratios_of_means():
         each
         for prompt, harder in (("a", 0.0), ("b", 2.0))
         for each in (
-            outcome(prompt, "full", 1.0, 1.0 + harder, 0.0, f1=1.0, answer=f"room {prompt}"),
+            outcome(
+                prompt,
+                "full",
+                1.0,
+                1.0 + harder,
+                0.0,
+                f1=1.0,
+                contains=1.0 - harder / 2,
+                ttft_s=2.0,
+                full_ttft_s=2.0,
+            ),
             outcome(prompt, "no context", None, 5.0 + harder, 3.0, f1=0.0),
             outcome(prompt, "reuse", 0.0, 2.0 + harder, 0.4, f1=0.5),
-            outcome(prompt, "weave", 0.1, 1.25 + harder, 0.1, f1=0.75, answer="room a"),
+            outcome(
+                prompt,
+                "weave",
+                0.1,
+                1.25 + harder,
+                0.1,
+                f1=0.75,
+                contains=1.0,
+                same_answer=not harder,
+                ttft_s=1.0,
+                full_ttft_s=2.0 + harder,
+            ),
             outcome(prompt, "epic", 0.1, 1.5 + harder, 0.2, f1=0.5),
         )
     ]
@@ -236,6 +342,8 @@ def test_recovery_and_gap_are_ratios_of_means():
     assert weave.nll_pgr.value == pytest.approx(3.75 / 4)
     assert weave.f1_pgr.value == pytest.approx(0.75)
     assert weave.same_answer.value == 0.5  # of the two prompts
+    assert (weave.right.value, weave.kept_right.value) == (1, 1)  # full attention is right once
+    assert weave.time.value == pytest.approx(2 / 6)
     assert (
         next(row for row in summed if row.recipe == "epic").same_answer is None
     )  # its answers are not known

@@ -188,6 +188,56 @@ class TestFiguresOfTheEvaluation:
         }
         assert found == {"about": today, "parts": [today]}
 
+    def test_recorded_evaluations_have_todays_options(self, build, tmp_path):
+        recorded = "kvweave eval natural --kv-memory 6GB --answers --recipe reuse --answers"
+        (tmp_path / "other.json").write_text(json.dumps({"command": recorded}))
+        today = "kvweave eval natural --answers 24 --recipe reuse --answers 24"
+        assert build.results("other.json") == {"command": today}
+
+    def test_quality_against_time_has_a_table_for_each_run_sorted_by_time(self, build, tmp_path):
+        def row(recipe, ratio, time, **more):
+            numbers = {
+                "answer_kl": 0.01,
+                "same_first": 0.9,
+                "same_answer": 0.75,
+                "kept_right": None,
+                "right": 0.5,
+            }
+            own = {"time": time} | numbers
+            own |= {f"{name}_interval": value and [value, value] for name, value in own.items()}
+            fixed = {
+                "context_tokens": 1024,
+                "prompts": 4,
+                "coverage": None,
+                "offline_passes": 1.5,
+                "bytes_per_token": 1e4,
+            }
+            return fixed | own | {"recipe": recipe, "ratio": ratio} | more
+
+        unprepared = {"offline_passes": None, "bytes_per_token": None}
+        rows = [row("full", 1.0, 1.0, **unprepared), row("weave", 0.3, 0.4), row("reuse", 0.0, 0.1)]
+        about = {
+            "command": "kvweave eval natural",
+            "machine": "a machine",
+            "threads": 2,
+            "date": "2026-01-01",
+        }
+        about |= {"dtype": "bfloat16", "chunk_tokens": 160}
+        (tmp_path / "kept_a-model_1024.json").write_text(json.dumps({"about": about, "rows": rows}))
+        found = dict.fromkeys(build.REAL_MODEL_FILES) | {
+            "kept_a-model_1024.json": build.results("kept_a-model_1024.json")
+        }
+        lines = build.real_model_parts(found)["kept"].split("\n")
+        shown = [line for line in lines if line.startswith("| ")]
+        assert [line.split(" | ")[0] for line in shown] == ["| recipe", "| reuse", "| weave", "| full"]
+        assert shown[1].endswith(
+            "| 0.010 (0.010–0.010) | 90% (90%–90%) | 75% (75%–75%) | – | 50% (50%–50%) |"
+        )
+        assert lines[0] == "![answers of a-model kept against time](images/kept-a-model.png)"
+        build.draw_kept(build.kept_runs(found), tmp_path)
+        assert (tmp_path / "kept-a-model.png").read_bytes().startswith(b"\x89PNG")
+        assert build.real_model_parts(dict.fromkeys(build.REAL_MODEL_FILES))["kept"] == "Not measured yet."
+
     def test_a_page_without_results_is_marked(self, build):
         for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
             assert part(None) == "Not measured yet."

@@ -111,15 +111,27 @@ class NaturalOptions:
         ),
     ] = "weave"
     answers: Annotated[
-        bool, typer.Option("--answers", help="Also generate answers, which takes much longer.")
-    ] = False
+        int,
+        typer.Option(
+            "--answers",
+            min=0,
+            help="Also generate answers of at most so many tokens, such as 64; 0 for none.",
+        ),
+    ] = 0
     retrieval: Annotated[
         bool, typer.Option("--retrieval", help="Measure only retrieval, without a language model.")
     ] = False
-    kv_memory: Annotated[
+    kv: Annotated[
+        Path | None,
+        typer.Option(
+            "--kv",
+            help="Folder for prepared KV, which later runs use again. Default: a folder in the user's cache.",
+        ),
+    ] = None
+    kv_limit: Annotated[
         str,
-        typer.Option("--kv-memory", help="Largest memory for chunk KV that is kept for the next prompts."),
-    ] = "4GB"
+        typer.Option("--kv-limit", help="Largest size of that folder, such as 20GB."),
+    ] = "20GB"
     index: Annotated[
         Path | None,
         typer.Option("--index", help="Folder for the index. Default: a folder in the user's cache."),
@@ -153,7 +165,8 @@ class NaturalOptions:
             questions=self.questions,
             index=self.index,
             output=self.output,
-            kv_bytes=opt.size_bytes(self.kv_memory),
+            kv=self.kv,
+            kv_bytes=opt.size_bytes(self.kv_limit),
         )
 
 

@@ -7,21 +7,24 @@ earlier requests had combined some of them. That favours features from simulated
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from kvweave.embedding import TextEncoder
 from kvweave.errors import PromptTooLong
+from kvweave.kvstore.format import Content
+from kvweave.kvstore.keys import EntryKey, LookUp
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.memory_store import MemoryStore
+from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import ChunkList, Corpus, Ids, PrepareContext, Vectors
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.recipe import Recipe
-from kvweave.types import Prompt, Storage, TokenizedPrompt
+from kvweave.types import KVProvenance, Prompt, Storage, TokenizedPrompt
 from kvweave_lab.eval.outcomes import REUSE
 from kvweave_lab.eval.samples import Sample
 
@@ -82,6 +85,43 @@ def prepare_prompt(
     if system:
         ctx.prefix_kv()
     prepare_chunks(ctx, [*chunks, *others], recipe)
+
+
+class PromptStore(MemoryStore):
+    """Entries for one prompt in memory, on top of another store, whose entries are found here too and are not copied."""
+
+    def __init__(self, base: KVStore) -> None:
+        super().__init__()
+        self._base, self.namespace = base, base.namespace
+
+    def lease(self) -> Lease:
+        return self._base.lease()
+
+    def _find(
+        self, look_ups: Sequence[LookUp], lease: Lease | None, *, whole: bool = False
+    ) -> list[tuple[EntryKey, Content] | None]:
+        own = super()._find(look_ups, lease, whole=whole)
+        theirs = self._base._find(look_ups, lease, whole=whole)
+        return [_first_choice(*each) for each in zip(look_ups, own, theirs, strict=True)]
+
+    def _listed(self, keys: Sequence[str]) -> Collection[str]:
+        return {*super()._listed(keys), *self._base._listed(keys)}
+
+    def _versions(self, model: str, chunks: Sequence[str]) -> Mapping[str, list[KVProvenance]]:
+        own, theirs = super()._versions(model, chunks), self._base._versions(model, chunks)
+        return {chunk: [*own.get(chunk, ()), *theirs.get(chunk, ())] for chunk in chunks}
+
+    def _prefetch(self, wanted: Sequence[Sequence[EntryKey]], lease: Lease) -> None:
+        self._base._prefetch(wanted, lease)
+
+
+def _first_choice(
+    look_up: LookUp, *found: tuple[EntryKey, Content] | None
+) -> tuple[EntryKey, Content] | None:
+    """Return which of these comes first among the candidates; exact KV may be among them by two names."""
+    keys = [key.digest for key in look_up.candidates]
+    there = [each for each in found if each is not None]
+    return min(there, key=lambda each: keys.index(each[0].digest), default=None)
 
 
 class OtherDocuments:

@@ -20,13 +20,20 @@ def generate_together(
     prefilled: Sequence[tuple[FusedCache, Sequence[int], Tensor]],
     max_new_tokens: int,
     form: ReplyFormat = _ANY_FORMAT,
+    begun: Sequence[Sequence[int]] | None = None,
 ) -> list[Decoded]:
     """Generate answers to several prompts, each given by KV cache, token ids and last logits (1, vocab).
 
-    `seconds` of an answer is its share of the calls of the model. All are read as `form` says.
+    `seconds` of an answer is its share of the calls of the model. All are read as `form` says. With `begun`, each answer begins
+    with the given tokens: its KV cache holds them behind the prompt, and its logits are those after them.
     """
     replies = [_Reply(adapter, kv_cache, ids, max_new_tokens, form) for kv_cache, ids, _ in prefilled]
-    logits = {reply: first for reply, (_, _, first) in zip(replies, prefilled, strict=True)}
+    for reply, tokens in zip(replies, begun or (), strict=begun is not None):
+        for token in tokens:
+            reply.take(token)
+    logits = {
+        reply: last for reply, (_, _, last) in zip(replies, prefilled, strict=True) if not reply.finished
+    }
     while logits:
         began = time.perf_counter()
         for reply, last in logits.items():

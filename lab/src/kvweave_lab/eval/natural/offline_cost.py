@@ -4,11 +4,16 @@ A recipe prepares the chunks of a few documents in an empty store. Tokens that p
 and the bytes of what is stored. A second model, such as CacheClip's, is not counted.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from kvweave.files import write_atomically
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import Corpus, PrepareContext
@@ -53,20 +58,28 @@ def measure_cost(
 
 
 def measure_costs(
-    adapter: Adapter, recipes: Iterable[Recipe], texts: Sequence[str], corpus: Corpus, system: str | None
+    adapter: Adapter,
+    recipes: Iterable[Recipe],
+    texts: Sequence[str],
+    corpus: Corpus,
+    system: str | None,
+    folder: Path,
 ) -> dict[str, OfflineCost]:
-    """Return the cost of each recipe that prepares chunks, by name; recipes that prepare the same share a measurement."""
-    measured: list[tuple[Any, OfflineCost]] = []
+    """Return the cost of each recipe that prepares chunks, by name; recipes that prepare the same share a measurement.
+
+    Measurements are kept in `folder`, which belongs to the corpus: later calls with the same model find them there.
+    """
+    common = [adapter.fingerprint.digest, len(texts), system]
     costs: dict[str, OfflineCost] = {}
     for recipe in {each.name: each for each in recipes}.values():
         if recipe.prepare == NotPrepared():
             continue
-        what = recipe.prepare, recipe.select.extractors
-        found = next((cost for other, cost in measured if other == what), None)
-        if found is None:
+        what = json.dumps([*common, repr(recipe.prepare), repr(recipe.select.extractors)])
+        file = folder / f"{xxhash.xxh3_128_hexdigest(what.encode())}.json"
+        if not file.exists():
             found = measure_cost(adapter, recipe, texts, corpus, system)
-            measured.append((what, found))
-        costs[recipe.name] = found
+            write_atomically(file, [json.dumps(asdict(found)).encode()])
+        costs[recipe.name] = OfflineCost(**json.loads(file.read_bytes()))
     return costs
 
 

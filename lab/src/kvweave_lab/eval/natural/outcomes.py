@@ -15,7 +15,7 @@ FULL_LABEL: Final[Label] = (FULL, 1.0, None)
 REUSE_LABEL: Final[Label] = (REUSE, 0.0, None)
 NO_CONTEXT_LABEL: Final[Label] = (NO_CONTEXT, None, None)
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The meaning of an outcome; raise it when older ones would mislead."""
 
 OutcomeKey = tuple[str, Label]
@@ -43,7 +43,13 @@ class NaturalOutcome:
         answer: the generated text; None if none was asked for.
         f1: of the generated text against the best reference, 0..1; None without a text.
         contains: whether the text contains a reference, 0 or 1; None without a text.
-        took_s: time to compute the outcome, preparations included; not compared.
+        answer_kl: KL(full attention ‖ recipe) per token of full attention's own answer and its end, in nats; None without a text.
+        answer_tokens: tokens of the generated answer; None without a text.
+        same_tokens: how many of them are full attention's, up to the first that differs; None without a text.
+        same_answer: whether all tokens and the end are full attention's; None without a text.
+        ttft_s: time to the first token, from stored KV that was read before; not compared.
+        full_ttft_s: the same of full attention on this prompt, measured shortly before; not compared.
+        took_s: time to compute the outcome, without preparations; not compared.
     """
 
     prompt: str
@@ -63,6 +69,12 @@ class NaturalOutcome:
     answer: str | None = None
     f1: float | None = None
     contains: float | None = None
+    answer_kl: float | None = None
+    answer_tokens: int | None = None
+    same_tokens: int | None = None
+    same_answer: bool | None = None
+    ttft_s: float = field(default=0.0, compare=False)
+    full_ttft_s: float = field(default=0.0, compare=False)
     took_s: float = field(default=0.0, compare=False)
 
     @property

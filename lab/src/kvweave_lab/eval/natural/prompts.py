@@ -83,15 +83,23 @@ class NaturalPrompt:
 
 
 def make_prompt(
-    adapter: Adapter, library: Library, question: Question, context_tokens: int, system: str | None
+    adapter: Adapter,
+    library: Library,
+    question: Question,
+    context_tokens: int,
+    system: str | None,
+    new_tokens: int = MAX_NEW_TOKENS,
 ) -> NaturalPrompt:
-    """Retrieve the chunks for a question and render the prompt; raises PromptTooLong if the model has no room for it."""
+    """Retrieve the chunks for a question and render the prompt.
+
+    Raises PromptTooLong if the model has no room for the prompt and `new_tokens` more.
+    """
     chosen = retrieve(library, question, context_tokens)
     numbers = tuple(library.number(found) for found in reading_order(chosen))
     tokens = adapter.template.render(
         Prompt(question.text, tuple(library.chunks[number].text for number in numbers), system)
     )
-    adapter.check_length(tokens.tokens, MAX_NEW_TOKENS)
+    adapter.check_length(tokens.tokens, new_tokens)
     digest = xxhash.xxh3_64_hexdigest(np.array(tokens.token_ids, dtype=np.int64).tobytes())[:8]
     return NaturalPrompt(
         f"{question.id}/{context_tokens}/{digest}",

@@ -21,7 +21,12 @@ _NONE: Final = "–"
 def content(done: NaturalResult, about: dict[str, Any]) -> dict[str, Any]:
     """Return everything as JSON values: the content of natural.json."""
     return {
-        "about": {**about, "left_out": done.left_out, "minutes": done.minutes},
+        "about": {
+            **about,
+            "left_out": done.left_out,
+            "minutes": done.minutes,
+            "preparation_minutes": done.preparation_minutes,
+        },
         "retrieval": retrieval_json(done.retrieval),
         "rows": [flatten(row) for row in done.rows],
         "subsets": {name: [flatten(row) for row in rows] for name, rows in done.subsets.items()},
@@ -132,9 +137,13 @@ def _gap_table(done: NaturalResult) -> Table:
 
 def _rows_table(rows: Sequence[Row]) -> Table:
     columns = ("recipe", "preparation", "storage", "budget", "B/token", "passes", "computed", "NLL", "KL")
-    more = ("1st KL", "same 1st", "NLL rec.", "KL rec.", "PGR")
-    answers = ("F1", "contains", "same", "F1 PGR") if any(row.f1 is not None for row in rows) else ()
-    caption = "± half of the 95 % interval · rec.: share of the gap between reuse and full attention · PGR: of that to no context · same: as full attention"
+    more = ("1st KL", "same 1st", "NLL rec.", "KL rec.", "PGR", "time")
+    answered = any(row.same_answer is not None for row in rows)
+    answers = ("F1", "right", "kept right", "same", "answer KL", "F1 PGR") if answered else ()
+    caption = (
+        "± half of the 95 % interval · rec.: share of the gap between reuse and full attention · PGR: of that to no context"
+        " · time: to the first token, full attention's is 1 · same: as full attention · kept right: of its right answers"
+    )
     title = f"{rows[0].context_tokens:,} tokens of context, {rows[0].prompts} prompts"
     table = text_table((*columns, *more, *answers), names=3, title=title, caption=caption)
     for row in rows:
@@ -152,8 +161,9 @@ def _rows_table(rows: Sequence[Row]) -> Table:
             _text(row.first_kl, 4),
             f"{row.same_first.value:.3f}",
             *(_text(share, 2) for share in shares),
-            *map(_text, (row.f1, row.contains, row.same_answer) if answers else ()),
-            *((_text(row.f1_pgr, 2),) if answers else ()),
+            _text(row.time),
+            *map(_text, (row.f1, row.right, row.kept_right, row.same_answer) if answers else ()),
+            *((_text(row.answer_kl, 4), _text(row.f1_pgr, 2)) if answers else ()),
         )
     return table
 

@@ -48,7 +48,11 @@ class Row:
         same_first: share of the prompts with full attention's first token.
         f1: of generated answers; None if there are none.
         contains: share of generated answers that contain a reference; None if there are none.
-        same_answer: share of generated answers that are full attention's, letter by letter; None if there are none.
+        right: the same as `contains`.
+        kept_right: of the prompts that full attention answers right, the share that the recipe does too; None without any.
+        same_answer: share of generated answers that are full attention's, token for token; None if there are none.
+        answer_kl: KL(full attention ‖ recipe) per token of full attention's own answer; None without answers.
+        time: time to the first token, over all prompts together, divided by full attention's.
         nll_recovery: (reuse − recipe) / (reuse − full) of NLL; None if reuse is not worse than full attention.
         kl_recovery: (reuse − recipe) / reuse of KL, since full attention's is 0.
         nll_pgr: (no context − recipe) / (no context − full) of NLL (KVShareArena's performance gap recovered).
@@ -72,7 +76,11 @@ class Row:
     same_first: Estimate
     f1: Estimate | None
     contains: Estimate | None
+    right: Estimate | None
+    kept_right: Estimate | None
     same_answer: Estimate | None
+    answer_kl: Estimate | None
+    time: Estimate | None
     nll_recovery: Estimate | None
     kl_recovery: Estimate | None
     nll_pgr: Estimate | None
@@ -221,6 +229,7 @@ def _row(
     method, preparation = name_parts(exact)
     full, reuse, alone = cells[FULL_LABEL], cells[REUSE_LABEL], cells[NO_CONTEXT_LABEL]
     cost = costs.get(recipe)
+    right = _known(outcome.contains for outcome in own)
     return Row(
         context_tokens=length,
         recipe=recipe,
@@ -238,8 +247,14 @@ def _row(
         first_kl=_mean(own, lambda outcome: outcome.first_kl),
         same_first=_mean(own, lambda outcome: outcome.same_first),
         f1=_known(map(_f1, own)),
-        contains=_known(outcome.contains for outcome in own),
-        same_answer=_same_answer(own, full),
+        contains=right,
+        right=right,
+        kept_right=_known(mine.contains for mine, best in zip(own, full, strict=True) if best.contains),
+        same_answer=_known(outcome.same_answer for outcome in own),
+        answer_kl=_known(outcome.answer_kl for outcome in own),
+        time=quotient_over_tasks(
+            [[outcome.ttft_s for outcome in own]], [[outcome.full_ttft_s for outcome in own]]
+        ),
         nll_recovery=_share(_nll, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
         kl_recovery=_share(_kl, reuse, own, full) if label != NO_CONTEXT_LABEL else None,
         nll_pgr=_share(_nll, alone, own, full),
@@ -265,13 +280,8 @@ def _mean(own: Sequence[NaturalOutcome], value: Callable[[NaturalOutcome], float
 
 def _known(values: Iterable[float | None]) -> Estimate | None:
     """Return the mean of the values that there are; None if there are none."""
-    known = [each for each in values if each is not None]
+    known = [float(each) for each in values if each is not None]
     return interval_over_tasks([known]) if known else None
-
-
-def _same_answer(own: Sequence[NaturalOutcome], full: Sequence[NaturalOutcome]) -> Estimate | None:
-    pairs = zip(own, full, strict=True)
-    return _known(None if None in (a.answer, b.answer) else float(a.answer == b.answer) for a, b in pairs)
 
 
 def _share(

@@ -1,6 +1,7 @@
 """One run of the natural benchmark from start to end: the set, the library, retrieval, prompts, outcomes and rows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -10,16 +11,23 @@ import xxhash
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest, PromptTooLong
+from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.options import within_context
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
 from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
 from kvweave_lab.eval.natural.library import Library, configuration, open_library
-from kvweave_lab.eval.natural.measure import KV_BYTES, NaturalRunner
+from kvweave_lab.eval.natural.measure import NaturalRunner
 from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_costs
 from kvweave_lab.eval.natural.outcomes import NaturalLog, NaturalOutcome
-from kvweave_lab.eval.natural.prompts import LENGTHS, NaturalPrompt, instruction, make_prompt
+from kvweave_lab.eval.natural.prompts import (
+    LENGTHS,
+    MAX_NEW_TOKENS,
+    NaturalPrompt,
+    instruction,
+    make_prompt,
+)
 from kvweave_lab.eval.natural.questions import (
     SPLITS,
     UNANSWERABLE,
@@ -31,10 +39,14 @@ from kvweave_lab.eval.natural.questions import (
 from kvweave_lab.eval.natural.retrieval import RetrievalFigures, measure_retrieval
 from kvweave_lab.eval.natural.rows import Comparison, Row, comparisons, summary_rows
 from kvweave_lab.eval.runner import Candidate
+from kvweave_lab.real_models import cache_folder
 from kvweave_lab.results_log import dtype_name, run_config
 
 RECIPES: Final = SUITES["full"].recipes
 RATIOS: Final = (0.1, 0.3)
+KV_BYTES: Final = 20_000_000_000
+"""The cap on prepared KV that is kept between runs."""
+
 Notice = Callable[[str], None]
 
 
@@ -56,13 +68,14 @@ class Request:
         limit: questions; None runs all. A larger limit begins with the same ones.
         examples: worked examples before the context, at most 3; 0 is the product's own prompt.
         distractors: pages of installed documentation among the documents.
-        answers: whether answers are generated.
+        answers: most tokens of a generated answer; 0 generates none.
         against: the method with which others are compared.
         documents: a folder with another set's documents.
         questions: the file with its questions.
         index: where the indexes are kept; None is the user's cache.
         output: folder of results; None writes nothing.
-        kv_bytes: the most memory that chunk KV takes between two prompts.
+        kv: where prepared KV is kept between runs; None is the user's cache.
+        kv_bytes: the most that it takes there.
     """
 
     recipes: tuple[str, ...] = RECIPES
@@ -78,12 +91,13 @@ class Request:
     limit: int | None = None
     examples: int = 3
     distractors: int = PAGES
-    answers: bool = False
+    answers: int = 0
     against: str = "weave"
     documents: Path | None = None
     questions: Path | None = None
     index: Path | None = None
     output: Path | None = None
+    kv: Path | None = None
     kv_bytes: int = KV_BYTES
 
 
@@ -97,7 +111,8 @@ class NaturalResult:
         subsets: the same over the prompts whose context holds all evidence, and over those of each kind.
         comparisons: over all prompts.
         left_out: prompts that are too long for the model.
-        minutes: that all outcomes took.
+        minutes: that all outcomes took, without preparations.
+        preparation_minutes: that this run took to prepare chunks and to read what earlier ones had prepared.
     """
 
     retrieval: RetrievalFigures
@@ -106,6 +121,7 @@ class NaturalResult:
     comparisons: tuple[Comparison, ...] = ()
     left_out: int = 0
     minutes: float = 0.0
+    preparation_minutes: float = 0.0
 
 
 class NaturalBenchmark:
@@ -123,6 +139,7 @@ class NaturalBenchmark:
         progress: Progress = no_progress,
     ) -> None:
         self._adapter, self._request, self._content = adapter, request, content
+        self._kv_folder = request.kv or cache_folder() / "natural-kv"
         self._chunk_tokens = within_context(
             request.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens
         )
@@ -140,8 +157,8 @@ class NaturalBenchmark:
     def run(self, notice: Notice = lambda sentence: None, progress: Progress = no_progress) -> NaturalResult:
         """Run everything; with an output folder, the same request resumes an interrupted run.
 
-        Raises PromptTooLong if the model has room for no prompt, InvalidRequest for unknown recipes and an output folder
-        of another run.
+        Raises PromptTooLong if the model has room for no prompt; InvalidRequest for unknown recipes, an output folder
+        of another run and a cap on prepared KV that one prompt exceeds; StoreError if the folder of KV cannot be used.
         """
         adapter, request = self._adapter, self._request
         candidates = chosen_candidates(request)
@@ -151,9 +168,14 @@ class NaturalBenchmark:
         if left_out:
             notice(f"{left_out} prompts are left out: they are longer than {adapter.fingerprint.name} takes")
         corpus = self.library.corpus(adapter.template)
-        with NaturalLog(request.output, self._run_config()) as log:
+        with NaturalLog(request.output, self._run_config()) as log, ExitStack() as stores:
             runner = NaturalRunner(
-                adapter, corpus, log, system=system, answers=request.answers, kv_bytes=request.kv_bytes
+                adapter,
+                corpus,
+                log,
+                system=system,
+                answers=request.answers,
+                open_store=lambda group: stores.enter_context(self._store(group)),
             )
             outcomes: list[NaturalOutcome] = []
             for done, prompt in enumerate(prompts, 1):
@@ -168,6 +190,7 @@ class NaturalBenchmark:
             tuple(comparisons(outcomes, rows, request.against)),
             left_out,
             sum(outcome.took_s for outcome in outcomes) / 60,
+            runner.prepared_s / 60,
         )
 
     def about(self) -> dict[str, Any]:
@@ -188,14 +211,23 @@ class NaturalBenchmark:
             **self._configuration,
         }
 
+    def _store(self, group: str) -> ChunkStore:
+        """Open the store of a group of preparations. Neighbours depend on the library, so that each library has its own KV."""
+        namespace = xxhash.xxh3_64_hexdigest(f"{self.library.digest} {group}".encode())
+        folder, limit_bytes = self._kv_folder / "chunks", self._request.kv_bytes
+        return ChunkStore(folder, namespace=namespace, limit_bytes=limit_bytes)
+
     def _prompts(self, system: str | None) -> tuple[list[NaturalPrompt], int]:
         """Return the prompts, those of a document together so that its KV is prepared once; and how many are too long."""
         prompts: list[NaturalPrompt] = []
         asked = sorted(self.questions, key=_first_document)
+        new_tokens = max(self._request.answers, MAX_NEW_TOKENS)
         for question in asked:
             for length in self._request.lengths:
                 try:
-                    prompts.append(make_prompt(self._adapter, self.library, question, length, system))
+                    prompts.append(
+                        make_prompt(self._adapter, self.library, question, length, system, new_tokens)
+                    )
                 except PromptTooLong as error:
                     too_long = error
         left_out = len(asked) * len(self._request.lengths) - len(prompts)
@@ -215,7 +247,7 @@ class NaturalBenchmark:
         }
 
     def _costs(self, candidates: Sequence[Candidate], system: str | None) -> dict[str, OfflineCost]:
-        """Measure what each recipe prepares of the library's first documents."""
+        """Return what each recipe prepares of the library's first documents, as measured now or by an earlier run."""
         template = self._adapter.template
         return measure_costs(
             self._adapter,
@@ -223,6 +255,7 @@ class NaturalBenchmark:
             self.library.texts(CHUNKS),
             self.library.corpus(template, CHUNKS),
             system,
+            self._kv_folder / "costs" / self.library.digest,
         )
 
 
