@@ -58,6 +58,6 @@ def _kept_figure(model: str, runs: Sequence[Mapping[str, Any]], theme: Theme) ->
         axes.set_xlabel("time to first token, of a full prefill")
         axes.set_ylabel("answers the same, token for token" if place == 1 else "")
         axes.set_xlim(left=0)
-        axes.set_ylim(top=1.02)
+        axes.set_ylim(-0.02, 1.02)
     add_series_legend(figure, styles, theme)
     return figure
