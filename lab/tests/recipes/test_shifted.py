@@ -1,5 +1,6 @@
 """Stale KV that moves as recomputed rows have moved, against plain full prefill."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,26 +11,16 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe, SelectedRows, run
+from kvweave.recipes.select import QuestionAttention, Select, TopScores
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
-from kvweave_lab.recipes.shifted import Shifted
+from kvweave_lab.recipes.shifted import Shifted, WithSample, sample_of
 from support.contract import close, plain_logits, prepare
 
 
-@dataclass(frozen=True)
-class EveryThird:
-    """Selects every third stale row, whatever the budget."""
-
-    selective = True
-    supports_coverage = False
-    extractors = ()
-
-    def choose(self, state):
-        return state.stale[::3]
-
-
 def recipe(prior=0.0):
-    return Recipe("shifting", select=EveryThird(), recompute=Shifted(prior), ratio=0.3)
+    select = WithSample(TopScores(QuestionAttention()))
+    return Recipe("shifting", select=select, recompute=Shifted(prior), ratio=0.4)
 
 
 def moved_store(adapter, prompt, by_chunk):
@@ -93,10 +84,12 @@ def test_later_tokens_attend_to_corrected_kv(adapter, prompt, shifts):
 
 
 def test_a_chunk_without_recomputed_rows_moves_as_all_chunks_do(adapter, prompt, shifts):
-    """The last chunk is one row short of having one; its neighbours' common movement is its own here."""
+    """All chunks move alike here, so that the others show how the last one does."""
 
     @dataclass(frozen=True)
-    class AllButTheLast(EveryThird):
+    class AllButTheLast(Select):
+        selective, supports_coverage, extractors = True, False, ()
+
         def choose(self, state):
             last = [found.span for found in state.matched if found.origin == "reused"][-1]
             return state.stale[state.stale < last.start][::2]
@@ -141,3 +134,17 @@ def test_nothing_is_shifted_where_nothing_or_everything_is_recomputed(adapter, s
         run(each, adapter, store, tokens, ratio=ratio) for each in (recipe_named("weave-shifted"), plain)
     )
     assert torch.equal(with_drift.logits, without.logits)
+
+
+def test_a_quarter_of_the_budget_is_evenly_spaced(adapter, store, prompt):
+    prepare(adapter, store, prompt, "weave-shifted")
+    result = run(recipe_named("weave-shifted"), adapter, store, adapter.template.render(prompt), ratio=0.4)
+    plain = run(recipe_named("weave"), adapter, store, adapter.template.render(prompt), ratio=0.4)
+    assert result.selected.numel() == plain.selected.numel()
+    spans = [span for span in result.plan.spans if span.origin == "reused"]
+    stale = torch.cat([torch.arange(span.start, span.end) for span in spans])
+    sample = sample_of(stale, result.selected.numel())
+    assert torch.isin(sample, result.selected).all()
+    assert sample.numel() == math.ceil(result.selected.numel() / 4)
+    ranked = result.selected[~torch.isin(result.selected, sample)]
+    assert torch.isin(ranked, plain.selected).all()

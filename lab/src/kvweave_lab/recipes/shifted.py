@@ -1,15 +1,20 @@
 """Recipes whose stale KV moves, where it is not recomputed, as the recomputed rows of its chunk have moved."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from kvweave.models.hooks import AttentionHook, LayerQueries
+from kvweave.ops.scores import top_tokens
+from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
 from kvweave.recipes.recipe import Recipe, Recompute
+from kvweave.recipes.select import Select
 
 
 def weave() -> Recipe:
@@ -18,7 +23,8 @@ def weave() -> Recipe:
     Paper: none.
     Idea: other text before a chunk moves the keys and values of all its tokens in a common direction, beside what it does to
         each of them; the recomputed rows show that direction.
-    Parameters: as `weave`; a chunk's mean is pulled towards that of all chunks as by 10 more rows.
+    Parameters: as `weave`; a quarter of the budget goes to evenly spaced rows, which alone show the direction, since the rows that a
+        question attends to move otherwise; a chunk's mean is pulled towards that of all chunks as by 10 more rows.
     Differs from the paper: nothing to differ from.
     Relations: `prophetkv-shifted` and `cacheblend-shifted` do the same with other selections.
     """
@@ -50,7 +56,53 @@ def cacheblend() -> Recipe:
 
 
 def _shifted(method: str) -> Recipe:
-    return replace(recipe_named(method), name=f"{method}-shifted", recompute=Shifted())
+    own = recipe_named(method)
+    return replace(own, name=f"{method}-shifted", select=WithSample(own.select), recompute=Shifted())
+
+
+SAMPLED: Final = 0.25
+"""Share of the recomputed rows that are evenly spaced among the stale ones."""
+
+
+def sample_of(stale: Tensor, recomputed: int) -> Tensor:
+    """Return evenly spaced ones of the stale rows (n,), for a budget of so many."""
+    count = math.ceil(SAMPLED * recomputed)
+    return stale[torch.arange(count) * len(stale) // max(1, count)]
+
+
+@dataclass(frozen=True, slots=True)
+class WithSample(Select):
+    """Evenly spaced rows, and for the rest of the budget those that `inner` would select first of the others.
+
+    `inner` ranks rows, and is asked for the whole budget.
+    """
+
+    inner: Select
+
+    @property
+    def selective(self) -> bool:
+        """As the inner one."""
+        return self.inner.selective
+
+    @property
+    def supports_coverage(self) -> bool:
+        """No: a sample has no scores."""
+        return False
+
+    @property
+    def extractors(self) -> tuple[FeatureExtractor, ...]:
+        """Those of the inner one."""
+        return self.inner.extractors
+
+    def choose(self, state: PrefillState) -> Tensor:
+        """Return as many rows as the budget allows."""
+        chosen = self.inner.choose(state)
+        if not chosen.numel() or not state.scores:
+            return chosen
+        sample = sample_of(state.stale, chosen.numel())
+        scores = state.scores[-1].masked_fill(torch.isin(state.stale, sample), -math.inf)
+        ranked = state.stale[top_tokens(scores, chosen.numel() - sample.numel())]
+        return torch.cat([sample, ranked]).sort().values
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +139,7 @@ class _Shift:
     """Shifts the stale rows that a pass does not compute; a hook that writes to the request's own KV.
 
     `_left` (m,) are the prompt positions to shift and `_left_chunk` (m,) the numbers of their chunks; `_moved` and `_moved_chunk`
-    the same of the stale rows that the pass computes, and `_computed` the latter's places in each chunk.
+    the same of the evenly spaced ones among those that the pass computes, and `_shown` the latter's places in each chunk.
     """
 
     def __init__(self, state: PrefillState, rows: Tensor, prior: float) -> None:
@@ -97,9 +149,10 @@ class _Shift:
         counts = torch.tensor([found.span.tokens for found in self._stale], dtype=torch.long)
         chunk = torch.arange(len(self._stale)).repeat_interleave(counts)
         computed = torch.isin(state.stale, rows)
-        self._computed = [each.nonzero()[:, 0] for each in computed.split(counts.tolist())]
-        self._moved, self._left = (state.stale[each].to(device) for each in (computed, ~computed))
-        self._moved_chunk, self._left_chunk = (chunk[each].to(device) for each in (computed, ~computed))
+        shown = torch.isin(state.stale, sample_of(state.stale, int(computed.sum()))) & computed
+        self._shown = [each.nonzero()[:, 0] for each in shown.split(counts.tolist())]
+        self._moved, self._left = (state.stale[each].to(device) for each in (shown, ~computed))
+        self._moved_chunk, self._left_chunk = (chunk[each].to(device) for each in (shown, ~computed))
         self.has_rows = bool(self._moved.numel() and self._left.numel())
         if self.has_rows:
             adapter, positions = state.request.adapter, state.kv_cache.positions
@@ -116,7 +169,7 @@ class _Shift:
         new = capture.kv[queries.layer][:, :, self._moved].float()  # (2, G, k, D)
         stale = [
             found.kv.layer(queries.layer)[:, :, rows]
-            for found, rows in zip(self._stale, self._computed, strict=True)
+            for found, rows in zip(self._stale, self._shown, strict=True)
             if found.kv is not None
         ]
         shift = self._by_chunk(new - torch.cat(stale, dim=2).to(new)).to(
@@ -133,4 +186,4 @@ class _Shift:
         sums = moved.new_zeros(*moved.shape[:2], chunks, moved.shape[3])
         sums.index_add_(2, self._moved_chunk, moved - mean)
         counts = torch.bincount(self._moved_chunk, minlength=chunks).to(moved)
-        return mean + sums / (counts + self._prior)[:, None]
+        return mean + sums / (counts + self._prior).clamp(min=1)[:, None]
