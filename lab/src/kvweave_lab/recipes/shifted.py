@@ -20,7 +20,7 @@ from kvweave.recipes.select import Select
 def weave() -> Recipe:
     """`weave`, and the rest of each chunk is shifted by the mean movement of its recomputed rows.
 
-    Paper: none.
+    Paper: none; its selection and preparation are those of `weave`.
     Idea: other text before a chunk moves the keys and values of all its tokens in a common direction, beside what it does to
         each of them; the recomputed rows show that direction.
     Parameters: as `weave`; a quarter of the budget goes to evenly spaced rows, which alone show the direction, since the rows that a
