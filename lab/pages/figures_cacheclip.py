@@ -34,7 +34,8 @@ def _auxiliary(results: Results) -> Seen | None:
         f"KL {shown(small, '.2f')}, of the own first layer {shown(first, '.2f')} nats",
     )
     return without_verdict(
-        seen, "our auxiliary model was trained to attend as the large one does, the paper's was not"
+        seen,
+        "this auxiliary model was trained to attend as the large one does, so it says nothing about other pairs",
     )
 
 
