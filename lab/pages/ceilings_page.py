@@ -28,7 +28,7 @@ def reader_predictions(result: Result) -> str:
         f"Of the {result['expected']['count']} right pairs, with the wording that suits best, the matcher says: {said}. Their cosine is "
         f"{pairs['median_cosine']:.2f} (median); {pairs['within_threshold']} reach τ.",
         f"Drawn evenly from the {even['sentences']} sentences, {result['predictions']} predictions meet {even['share_met']:.1%} at most, if "
-        f"each asks what people ask of its sentence; {AIM_SERVED:.0%} takes {even['draws_for_target']}.",
+        f"each asks what the set asks of its sentence; {AIM_SERVED:.0%} takes {even['draws_for_target']}.",
     ]
     names = ("", *(f"{number} stored: {sort}" for number in stored for sort in ("right", "wrong")))
     met = result["expected"]["count"]

@@ -3,6 +3,7 @@
 It reads no files: `build.py` passes the results of `lab/experiments/claims.py`, or None if it did not run.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import figures_cacheclip
@@ -10,13 +11,14 @@ import figures_dynakv
 import figures_fusionrag
 import figures_percache
 import figures_prophetkv
-from figure_rows import Figure, Results
+from figure_rows import NOT_JUDGED, Figure, Results, rests_on
 from markdown_parts import NOT_MEASURED, Result, header, row
 
 from kvweave_lab.report import few_prompts_warning
 from papers.claim import Claim, Verdict, baseline_lines
 
 _WORDS = {True: "Held here", False: "The opposite was seen here", None: "Not seen here"}
+_UNJUDGED = "Not judged"
 
 Claims = Mapping[str, Claim]
 
@@ -48,7 +50,7 @@ def claims_page(
         *_what_follows(claims, found),
         "Each claim is an experiment of `lab/experiments/papers/`; `lab/pages/build.py` writes this page from the results. *Held here*"
         " and *the opposite was seen here* mean that the whole 95 % interval agrees with the claim or contradicts it; *not seen here* means"
-        " that the interval allows both. Differences are paired (the same prompts with both recipes) unless they are called unpaired. The model"
+        " that the interval allows both; *not judged* means that the recipe that did better also recomputed more tokens. Differences are paired (the same prompts with both recipes) unless they are called unpaired. The model"
         " is the one that ships with kvweave. The papers measured large models on long contexts, so a claim that is not seen here may still"
         " be true there.",
         "",
@@ -75,19 +77,16 @@ def _what_follows(claims: Claims, found: Result) -> list[str]:
     ]
     if not verdicts:
         return []
-    count = {held: sum(verdict.held is held for _, verdict in verdicts) for held in _WORDS}
+    held, unseen, opposite, unjudged = _counts([verdict for _, verdict in verdicts])
     lines = [
-        f"Of {len(verdicts)} points, {count[True]} held here, {count[None]} were not seen, and of {count[False]} the opposite was seen. "
+        f"Of {len(verdicts)} points, {held} held here, {unseen} were not seen, of {opposite} the opposite was seen, and {unjudged} were not judged. "
         "Context of 512 tokens, the shipped 10 MB model, generated prompts."
     ]
-    for held in (True, False):
-        titles = dict.fromkeys(claim.title for claim, verdict in verdicts if verdict.held is held)
-        named = "; ".join(
-            f"[{title}](#{_anchor(title)}) ({sum(c.title == title and v.held is held for c, v in verdicts)})"
-            for title in titles
-        )
+    for certain in (True, False):
+        titles = Counter(claim.title for claim, verdict in verdicts if verdict.held is certain)
+        named = "; ".join(f"[{title}](#{_anchor(title)}) ({points})" for title, points in titles.items())
         if named:
-            lines.append(f"{_WORDS[held]}, with the number of points: {named}.")
+            lines.append(f"{_WORDS[certain]}, with the number of points: {named}.")
     lines.append(
         "A point that was not seen stays open. Where a section says that plain reuse loses little, these tasks could not have shown the "
         "claim."
@@ -97,14 +96,17 @@ def _what_follows(claims: Claims, found: Result) -> list[str]:
 
 def _overview(claims: Claims, found: Result) -> list[str]:
     """Return a table with the number of points of each claim that held."""
-    lines = ["| claim | held | not seen | the opposite |", "|---|---|---|---|"]
+    lines = header("claim", "held", "not seen", "the opposite", NOT_JUDGED)
     for name, claim in claims.items():
-        counts: tuple[str, ...] = ("–", "–", "–")
-        if name in found:
-            verdicts = [verdict.held for verdict in claim.verdicts(found[name])]
-            counts = tuple(str(verdicts.count(held)) for held in (True, None, False))
-        lines.append(f"| [{claim.title}](#{_anchor(claim.title)}) | {' | '.join(counts)} |")
+        counts = map(str, _counts(claim.verdicts(found[name]))) if name in found else "––––"
+        lines.append(row(f"[{claim.title}](#{_anchor(claim.title)})", *counts))
     return lines
+
+
+def _counts(verdicts: Sequence[Verdict]) -> tuple[int, int, int, int]:
+    """Return how many verdicts held, were not seen, were contradicted, and were not judged."""
+    judged = [verdict.held for verdict in verdicts if verdict.judged]
+    return judged.count(True), judged.count(None), judged.count(False), len(verdicts) - len(judged)
 
 
 def _figures(results: Results) -> list[str]:
@@ -115,7 +117,11 @@ def _figures(results: Results) -> list[str]:
         "These tables have every figure and table of the five papers that shows a result, on the paper's own task where it was measured. If a"
         " figure makes several points, the column *here* counts them. *Not seen*"
         " also means that there is a gain but a smaller one than the paper's. If two scores have no paired interval, their own intervals are"
-        " compared, which is more cautious. Times have no intervals. *Not measured* means that it could be measured here and was not.",
+        " compared, which is more cautious. Measured times have no intervals. *Not judged* means that the numbers rest on one user, text or head,"
+        " on another recipe, or on an advantage that the paper's method does not have; the row has the reason. *Not measured* means that it could"
+        " be measured here and was not.",
+        "",
+        _models(results),
         "",
     ]
     for paper, figures in PAPERS.items():
@@ -127,6 +133,15 @@ def _figures(results: Results) -> list[str]:
         lines += [row(*_cells(figure, results)) for figure in figures]
         lines.append("")
     return lines
+
+
+def _models(results: Results) -> str:
+    """Return how many rows rest on which kind of model."""
+    figures = [figure.seen for figures in PAPERS.values() for figure in figures]
+    seen = [measure(results) for measure in figures if not isinstance(measure, str)]
+    kinds = Counter(rests_on(one.where) for one in seen if one)
+    counted = "; ".join(f"{rows} on {kind}" for kind, rows in kinds.most_common())
+    return f"**What they rest on**: of the {len(figures)} rows, {kinds.total()} have numbers: {counted}."
 
 
 def _cells(figure: Figure, results: Results) -> tuple[str, ...]:
@@ -161,7 +176,8 @@ def _section(claim: Claim, result: Result | None, image: str | None) -> list[str
 
 
 def _points(verdicts: Sequence[Verdict]) -> list[str]:
-    return [f"- *{_WORDS[held]}.* {text}" for held, text in verdicts]
+    words = ((_WORDS[one.held] if one.judged else _UNJUDGED, one.statement) for one in verdicts)
+    return [f"- *{word}.* {text}" for word, text in words]
 
 
 def _source(result: Result) -> str:

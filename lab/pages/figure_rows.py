@@ -75,8 +75,36 @@ def together(points: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
+NOT_JUDGED = "not judged"
+"""Marks numbers that neither support nor contradict the claim, because of how they were measured."""
+
+
+def without_verdict(seen: Seen, *reasons: str) -> Seen:
+    """Return the observation without its verdict and with the reasons, or unchanged if all reasons are empty."""
+    given = "; ".join(filter(None, reasons))
+    if not given:
+        return seen
+    return seen._replace(held=None, numbers=f"{seen.numbers}. No verdict: {given}", label=NOT_JUDGED)
+
+
+def single(count: int, unit: str) -> str:
+    """Return the reason why a measurement of a single user, text or head has no verdict, or nothing if there are more."""
+    return f"it is one {unit}" if count == 1 else ""
+
+
 REFERENCE = "shipped 10 MB model"
 LONGER = "10 MB model for longer texts"
+
+_RESTS_ON = {
+    "10 MB model": "a 10 MB model alone, which was trained here",
+    "gemma-3-270m": "Gemma 3 270M alone",
+    "shape of": "times in the shape of a model, with random weights",
+}
+
+
+def rests_on(where: str) -> str:
+    """Return the kind of model that an observation rests on, by the words of its place."""
+    return next((kind for words, kind in _RESTS_ON.items() if words in where), "no language model")
 
 
 def claim(name: str, *kinds: str) -> Measure:
@@ -88,18 +116,22 @@ def claim(name: str, *kinds: str) -> Measure:
         measured = (results("claims") or {}).get("claims", {}).get(name)
         if measured is None:
             return None
-        points = [one.held for one in CLAIMS[name].verdicts(measured) if _any_of(one.statement, kinds)]
+        verdicts = [one for one in CLAIMS[name].verdicts(measured) if _any_of(one.statement, kinds)]
+        points = [one.held for one in verdicts]
         where = f"{REFERENCE}, 512 tokens, {measured['prompts']} prompts of a task"
         numbers = f"{len(points)} points: see [below](#{_anchor(name)})"
-        return Seen(together(points), where, numbers, in_words(points))
+        unjudged = sum(not one.judged for one in verdicts)
+        label = in_words([one.held for one in verdicts if one.judged], unjudged)
+        return Seen(together(points), where, numbers, label)
 
     return seen
 
 
-def in_words(points: list[bool | None]) -> str:
-    """Return how many points held, were not seen, and were contradicted."""
+def in_words(points: list[bool | None], unjudged: int = 0) -> str:
+    """Return how many points held, were not seen, and were contradicted, and how many have no verdict."""
     words = {True: "held", None: "not seen", False: "the opposite"}
-    return ", ".join(f"{word} {points.count(held)}" for held, word in words.items() if held in points)
+    counts = [f"{word} {points.count(held)}" for held, word in words.items() if held in points]
+    return ", ".join([*counts, *([f"{NOT_JUDGED} {unjudged}"] if unjudged else [])])
 
 
 def _any_of(statement: str, kinds: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from figure_rows import (
     score_rows,
     shown,
     together,
+    without_verdict,
 )
 
 NEEDLES = ("single", "multikey", "multivalue", "multiquery")
@@ -27,10 +28,14 @@ def _auxiliary(results: Results) -> Seen | None:
         return None
     small, first = (number(found["auxiliary"][name]) for name in ("kl", "own_kl"))
     where = f"{REFERENCE} and its auxiliary model, {found['context_tokens']:.0f} tokens, {found['samples']} prompts"
-    return Seen(
+    seen = Seen(
         above(first, small),
         where,
         f"KL {shown(small, '.2f')}, of the own first layer {shown(first, '.2f')} nats",
+    )
+    return without_verdict(
+        seen,
+        "this auxiliary model was trained to attend as the large one does, so it says nothing about other pairs",
     )
 
 
@@ -61,9 +66,9 @@ def _prefill(results: Results) -> Seen | None:
         return None
     speedup = 1 / rows[name]["ttft_over_full"]
     where = f"shape of {found['shape']} on a processor, {found['prompt_tokens']:,} tokens, the KV in memory"
-    return Seen(
-        reaches(speedup, 1.92), where, f"{speedup:.1f}× at {found['ratio']:.0%}, the auxiliary model included"
-    )
+    held = reaches(speedup, 1.92)
+    label = f"held at {found['ratio']:.0%} of {found['prompt_tokens']:,} tokens" if held else ""
+    return Seen(held, where, f"{speedup:.1f}× at {found['ratio']:.0%}, the auxiliary model included", label)
 
 
 _LENGTHS = "the shipped model's context is shorter; another one needs `--model`"

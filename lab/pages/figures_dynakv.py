@@ -14,7 +14,9 @@ from figure_rows import (
     number,
     reaches,
     shown,
+    single,
     together,
+    without_verdict,
 )
 
 
@@ -46,7 +48,18 @@ def _accuracy(results: Results) -> Seen | None:
     }
     held = together(above(share["dynakv"], share[other]) for other in ("local", "static"))
     text = ", ".join(f"`{name}` {shown(value)}" for name, value in share.items())
-    return Seen(held, _where(found, tokens), f"of full attention's score: {text}")
+    seen = Seen(held, _where(found, tokens), f"of full attention's score: {text}")
+    return without_verdict(seen, _more_bytes(rows))
+
+
+def _more_bytes(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return by how much more `dynakv` reads than the others, or nothing if it reads as little as each of them."""
+    others = {
+        name: rows["dynakv"]["bytes_per_token"] / rows[name]["bytes_per_token"]
+        for name in ("local", "static")
+    }
+    more = [f"{times:.1f} times the bytes of `{name}`" for name, times in others.items() if times > 1]
+    return f"`dynakv` reads {' and '.join(more)} for a token" if more else ""
 
 
 def _latency(results: Results) -> Seen | None:
@@ -146,11 +159,12 @@ def _shift(results: Results) -> Seen | None:
     gap = {name: part["variance"] / part["anew"] - 1 for name, part in spread.items()}
     held = gap["dynakv"] < min(gap["static"], gap["local"])
     text = ", ".join(f"`{name}` {value:+.0%}" for name, value in gap.items())
-    return Seen(
+    seen = Seen(
         held,
         f"{LONGER}, one text, one layer and head",
         f"variance above a grouping anew into as many clusters: {text}",
     )
+    return without_verdict(seen, single(1, "text, layer and head"))
 
 
 def _lengths(results: Results) -> Seen | None:
@@ -167,8 +181,13 @@ def _lengths(results: Results) -> Seen | None:
         <= 1.1 * last["decode_tokens"] / first["decode_tokens"]
     )
     text = ", ".join(f"{row['decode_tokens']:,}: {1000 * row['latency_s_per_token']:.0f} ms" for row in rows)
-    return Seen(held, f"{LONGER}, {found['about']['texts']} texts", text)
+    longest = last["decode_tokens"]
+    label = f"held up to {longest:,} tokens" if held and longest < CLAIMED_TOKENS else ""
+    return Seen(held, f"{LONGER}, {found['about']['texts']} texts", text, label)
 
+
+CLAIMED_TOKENS = 16_384
+"""The length up to which table 6 goes."""
 
 _PHONES = "needs the telephones"
 

@@ -20,6 +20,7 @@ from figure_rows import (
     score_rows,
     shown,
     together,
+    without_verdict,
 )
 
 RATIO = 0.15
@@ -151,7 +152,9 @@ def _first_token(found: Mapping[str, Any] | None, device: str) -> Seen | None:
     none, some = speedup["reuse", 0.0], speedup["prophetkv", RATIO]
     where = f"{device}: shape of {found['rows'][0]['shape']}, {longest:,} tokens, KV in memory, `prophetkv`'s pass"
     held = together([reaches(none, 5.22), reaches(some, 2.66)])
-    return Seen(held, where, f"{none:.1f}× at 0 %, {some:.1f}× at 15 %")
+    seen = Seen(held, where, f"{none:.1f}× at 0 %, {some:.1f}× at 15 %")
+    own = any(recipe == OWN for recipe, _ in speedup)
+    return without_verdict(seen, "" if own else f"`{OWN}` itself was not timed")
 
 
 def _operator(results: Results) -> Seen | None:

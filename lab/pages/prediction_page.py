@@ -17,7 +17,7 @@ AIM_SERVED, AIM_FASTER = 0.15, 0.30
 
 @if_measured
 def predicted_questions(result: Result) -> str:
-    """Return the results of `kvweave eval prediction`: how many of people's questions predictions serve, by system."""
+    """Return the results of `kvweave eval prediction`: how many of the set's questions predictions serve, by system."""
     about, figures = result["about"], result["figures"]
     rows = {each["system"]: each for each in figures["systems"]}
     names = (
@@ -51,7 +51,7 @@ def predicted_questions(result: Result) -> str:
     return "\n\n".join(
         (
             "\n".join(f"- {line}" for line in _findings(result, rows)),
-            f"{figures['questions']} questions of people to {about['documents']} documents of the {about['split']} split, "
+            f"{figures['questions']} questions, written for this project, to {about['documents']} documents of the {about['split']} split, "
             f"{about['settings'].get('model', 'the reference model')}, after a budget of {about['predictions']} predicted questions. "
             f"`{about['command']}`, {about['date']}, {about['commit']}.",
             "\n".join(table(names, shown)),
@@ -85,17 +85,17 @@ def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
     kept, dropped = sum(figures["predicted"].values()), sum(figures["dropped"].values())
     cosines = f"{figures['median_cosine']:.2f} (median), at most {figures['greatest_cosine']:.2f}"
     missing = (
-        " So the questions that people ask were not among those predicted, and no matcher had anything to refuse."
+        " So the questions of the set were not among those predicted, and no matcher had anything to refuse."
         if not figures["nearest"] and not published["served"]
         else ""
     )
     mine, theirs = _right_alone(result["questions"])
     return [
-        f"**kvweave answers {served:.1%} of people's questions from predictions** ({sure.low:.1%}–{sure.high:.1%}); the aim of "
+        f"**kvweave answers {served:.1%} of the set's questions from predictions** ({sure.low:.1%}–{sure.high:.1%}); the aim of "
         f"{AIM_SERVED:.0%} is {_reached(served >= AIM_SERVED)}. {own['wrong']:.1%} of all questions got a stored answer that is wrong.",
         f"PerCache as published answers {published['served']:.1%} from the same predictions and {published['served_asked']:.1%} from "
         f"earlier questions; {published['wrong']:.1%} of all questions got a wrong stored answer from it. The predicted question that is "
-        f"nearest to a person's has a cosine of {cosines}; answers take 0.85.{missing}",
+        f"nearest to one of the set has a cosine of {cosines}; answers take 0.85.{missing}",
         f"Of {kept + dropped} predicted questions, other wordings included, {kept} were kept. "
         f"{figures['dropped'].get('unsupported', 0)} were dropped since the model's answer was not the one that the question was made for, or not in the "
         "retrieved text. So it is what the model can ask and answer that limits prediction here.",

@@ -38,25 +38,28 @@ def speed_and_quality(
     )
     tasks = len({one["task"] for one in neutral["rows"]} - {OVERALL})
     about = natural["about"]
+    read_by = f"{about['model']}, {fast['context_tokens']:,} tokens"
     units = "" if "AMX" in speed["machine"] else " without matrix units"
     lines = [
         *header("", "full prefill", "plain reuse", "kvweave"),
         row(
-            "first token",
+            f"first token ({read_by}, {fast['threads']} {fast['device'].upper()} threads)",
             f"{fast['full_s']:.2f} s",
             f"{plain['ttft_s']:.2f} s",
             f"**{fast['ttft_s']:.2f} s ({fast['speedup']:.1f}× faster)**",
         ),
         row(
-            "same first token as full prefill",
+            f"same first token as full prefill ({read_by})",
             "100%",
             f"{reused['same_first']:.0%}",
             f"{own['same_first']:.0%}",
         ),
-        row("distance from full prefill (KL)", "0", f"{reused['kl']:.3f}", f"{own['kl']:.3f}"),
-        row("NLL of right answers", *(f"{one['nll']:.2f}" for one in (read["full"], reused, own))),
+        row(f"distance from full prefill, KL ({read_by})", "0", f"{reused['kl']:.3f}", f"{own['kl']:.3f}"),
         row(
-            f"accuracy, {tasks} generated tasks",
+            f"NLL of right answers ({read_by})", *(f"{one['nll']:.2f}" for one in (read["full"], reused, own))
+        ),
+        row(
+            f"accuracy, {tasks} generated tasks (**shipped 10 MB model**, {scored['context_tokens']:,} tokens)",
             *(f"{scored[name]:.3f}" for name in ("full_score", "reuse_score", "score")),
         ),
         "",

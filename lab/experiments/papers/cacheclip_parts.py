@@ -19,7 +19,10 @@ from papers.claim import (
     Pair,
     Result,
     Setting,
-    gain_verdicts,
+    Verdict,
+    better,
+    gain_of,
+    row_of,
     score_numbers,
     score_panels,
     score_table,
@@ -77,6 +80,35 @@ _POINTS = {
 }
 
 
+def verdicts(result: Result) -> list[Verdict]:
+    """Return what the gains say; a gain of the recipe that recomputes more tokens has no verdict."""
+    return [
+        _without_advantage(result, pair, verdict)
+        for statement, pair in _POINTS.items()
+        for verdict in better(statement, gain_of(result, pair))
+    ]
+
+
+def _without_advantage(result: Result, pair: Pair, verdict: Verdict) -> Verdict:
+    if verdict.held is None:
+        return verdict
+    winner, loser = (pair.first, pair.second) if verdict.held else (pair.second, pair.first)
+    more, less = (_computed(result, run) for run in (winner, loser))
+    if more <= less:
+        return verdict
+    return Verdict(
+        None,
+        f"{verdict.statement} `{winner[0]}` recomputes {more:.0f} tokens, `{loser[0]}` {less:.0f}.",
+        judged=False,
+    )
+
+
+def _computed(result: Result, run: tuple[str, float]) -> float:
+    row = row_of(result, *run)
+    assert row is not None, f"{run} was not measured"
+    return float(row["computed"])
+
+
 def draw(result: Result, theme: Theme) -> Figure:
     """Return a figure with a bar for each variant, and a panel for the mean and each task."""
     panels = score_panels(result, {FULL: 1.0, **dict.fromkeys(Variants("any")(), RATIO), REUSE: 0.0})
@@ -95,7 +127,7 @@ CLAIM = Claim(
     " attend like a reference model; fine-tuning is by `kvweave train-selector`.",
     grids=grids,
     numbers=lambda found: score_numbers(found, list(_POINTS.values())),
-    verdicts=lambda result: gain_verdicts(result, _POINTS),
+    verdicts=verdicts,
     table=score_table,
     draw=draw,
 )

@@ -44,10 +44,14 @@ def halved(samples: int) -> int:
 
 
 class Verdict(NamedTuple):
-    """A statement of a claim: True if it held here, False if the opposite did, None if neither is certain."""
+    """A statement of a claim: True if it held here, False if the opposite did, None if neither is certain.
+
+    `judged` is False where one of the compared recipes has an advantage that the claim is not about.
+    """
 
     held: bool | None
     statement: str
+    judged: bool = True
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class TestEveryClaim:
         for name, claim in claims.items():
             result = numbers_of(claim, setting, equal_scores(claim))
             assert claim.verdicts(result), name
-            assert all(text.endswith(".") for _, text in claim.verdicts(result)), name
+            assert all(one.statement.endswith(".") for one in claim.verdicts(result)), name
             widths = {line.count("|") for line in claim.table(result)}
             assert len(widths) == 1, name
             with matplotlib.rc_context(rc_params(LIGHT)):
@@ -191,7 +191,7 @@ class TestVerdicts:
     def test_losses_on_different_prompts_are_not_called_paired(self, claims, setting):
         claim = claims["chunk-size"]
         result = numbers_of(claim, setting, lambda recipe, ratio, size: recipe == "full" or size > 32)
-        statements = [text for _, text in claim.verdicts(result)]
+        statements = [one.statement for one in claim.verdicts(result)]
         assert all("the difference is unpaired" in one for one in statements[3:])
         assert "(1.000 with 32 tokens, 0.000 with 128; the difference is unpaired): +1.000" in statements[3]
         assert not any("unpaired" in one for one in statements[:3])
@@ -219,7 +219,18 @@ class TestVerdicts:
         tuned = claim.verdicts(numbers_of(claim, setting, equal_scores(claim)))
         untuned = claim.verdicts(numbers_of(claim, replace(setting, tuned=None), equal_scores(claim)))
         assert len(tuned) == len(untuned) + 1
-        assert not any("fine-tuned" in text for _, text in untuned)
+        assert not any("fine-tuned" in one.statement for one in untuned)
+
+    @pytest.mark.parametrize(("computed", "wanted"), [(17.0, (None, False)), (13.0, (True, True))])
+    def test_a_gain_with_more_recomputed_tokens_is_not_judged(self, claims, setting, computed, wanted):
+        claim = claims["cacheclip-parts"]
+        tuned = "cacheclip-windows, auxiliary fine-tuned"
+        result = numbers_of(claim, setting, lambda recipe, ratio, size: recipe in (tuned, "full"))
+        for row in result["rows"]:
+            row["computed"] = computed if row["recipe"] == tuned else 13.0
+        verdict = claim.verdicts(result)[-1]
+        assert (verdict.held, verdict.judged) == wanted
+        assert ("recomputes 17 tokens" in verdict.statement) is not verdict.judged
 
     def test_heads_and_late_chunks(self, claims, setting):
         claim = claims["heads"]
@@ -256,7 +267,7 @@ class TestVerdicts:
     )
     def test_a_verdict_needs_an_interval_that_excludes_zero(self, low, high, wanted):
         claim = importlib.import_module("papers.claim")
-        ((found, statement),) = claim.better("This is better", Estimate((low + high) / 2, low, high))
+        ((found, statement, _),) = claim.better("This is better", Estimate((low + high) / 2, low, high))
         assert found is wanted
         assert statement.startswith("This is better: ")
         assert claim.better("This is better", None) == []
@@ -438,7 +449,7 @@ class TestPage:
     def test_a_claim_without_results_has_no_statements(self, page, claims):
         text = page(None, ["claims-heads.png"])
         assert text.count("Not measured yet.") == len(claims)
-        assert not re.search(r"\*(Held here|Not seen here|The opposite was seen here)\.\*", text)
+        assert not re.search(r"\*(Held here|Not seen here|The opposite was seen here|Not judged)\.\*", text)
         assert "![" not in text
         for claim in claims.values():
             assert f"\n## {claim.title}\n" in text
@@ -469,7 +480,10 @@ class TestPage:
         assert "`test` split, at least 200 prompts of each task" in text
         assert "`measure it`, 2026-01-02, commit abc, 3 minutes." in text
         assert "first look" not in text
-        assert "| [FusionRAG component by component](#fusionrag-component-by-component) | 3 | 0 | 2 |" in text
+        assert (
+            "| [FusionRAG component by component](#fusionrag-component-by-component) | 3 | 0 | 2 | 0 |"
+            in text
+        )
         assert text.count("Not measured yet.") == len(claims) - 1
         equal = page({"claims": {"fusionrag-parts": numbers_of(claim, setting, equal_scores(claim)) | facts}})
         assert "plain reuse 0.500 (0.500 to 0.500): there is little to win back" in equal

@@ -110,9 +110,88 @@ def test_neighbours_retrieved_together_are_told_at_every_length(papers):
     assert "8,192 tokens: one of ten 0.833" in seen.numbers
 
 
+@pytest.mark.parametrize("name", ["fig. 17 (stride)", "fig. 18 (storage)", "fig. 19"])
+def test_one_user_gives_no_verdict(papers, name):
+    seen = one(papers, "PerCache", name)
+    assert seen(stored).label == "not judged"
+    assert seen(stored).held is None
+    assert seen(stored).numbers.endswith("No verdict: it is one user")
+
+    def more(found):
+        found["about"]["users of further experiments"] = 2
+
+    assert seen(changed("personas", more)).held is True
+
+
+def test_percache_is_judged_by_its_own_reuse(papers):
+    seen = one(papers, "PerCache", "fig. 16a")
+
+    def longer_in(table):
+        def change(found):
+            (row,) = (
+                row
+                for row in found["further"]
+                if (row["trial"], row["table"], row["answers"], row["decoding"])
+                == ("PerCache without KV", table, "long", "token")
+            )
+            row["mean_s"] = {"value": 30.0, "low": 29.0, "high": 31.0}
+
+        return changed("personas", change)
+
+    assert seen(stored).label == "held 1, not seen 2"
+    assert seen(longer_in("B")) == seen(stored)
+    assert seen(longer_in("A")).label == "held 2, not seen 1"
+
+
+def test_a_better_score_from_more_bytes_is_not_judged(papers):
+    seen = one(papers, "DynaKV", "fig. 10a")
+    assert seen(stored).label == "not judged"
+    assert "times the bytes of `static`" in seen(stored).numbers
+
+    def as_few(found):
+        for row in found["rows"]:
+            row["bytes_per_token"] = 1000.0
+
+    assert (seen(changed("decoding", as_few)).held, seen(changed("decoding", as_few)).label) == (True, "")
+
+
+def test_another_recipes_time_is_not_judged(papers):
+    seen = one(papers, "FusionRAG", "fig. 14a", "The same on a processor")
+    assert seen(stored).label == "not judged"
+
+    def timed(found):
+        (row,) = (
+            row
+            for row in found["rows"]
+            if (row["context_tokens"], row["recipe"], row["ratio"], row["kv_from"])
+            == (27648, "prophetkv", 0.15, "memory")
+        )
+        found["rows"].append(row | {"recipe": "fusionrag"})
+
+    assert seen(changed("ttft_longest", timed)).held is True
+
+
+def test_a_verdict_is_removed_only_for_a_reason(rows):
+    seen = rows.Seen(True, "here", "0.9", "held 1")
+    assert rows.without_verdict(seen, "", "") == seen
+    assert rows.without_verdict(seen, "", rows.single(1, "head")) == rows.Seen(
+        None, "here", "0.9. No verdict: it is one head", "not judged"
+    )
+    assert rows.single(2, "head") == ""
+
+
+def test_every_row_names_the_model_that_it_rests_on(papers, rows):
+    places = [figure.seen(stored).where for _, figure in figures(papers) if callable(figure.seen)]
+    kinds = [rows.rests_on(where) for where in places]
+    assert len(set(kinds)) == 4
+    unnamed = [where for where, kind in zip(places, kinds, strict=True) if kind == "no language model"]
+    assert all(re.match(r"retrieval on|counted", where) for where in unnamed)
+
+
 def test_prophetkv_is_best_at_every_chunk_size_on_its_own_task(papers):
     seen = one(papers, "ProphetKV", "fig. 10", "Best")(stored)
-    assert (seen.held, seen.label) == (True, "held 3")
+    assert (seen.held, seen.label) == (True, "held 3 on `multivalue`")
+    assert "`prophetkv` scores lower in 9 of 9 comparisons" in seen.numbers
 
 
 def test_a_gain_that_is_smaller_than_the_papers_is_not_called_the_opposite(rows):

@@ -25,7 +25,7 @@ def test_what_is_served_and_how_fast_is_told_against_the_aims(result, script):
     changed(result, "kvweave", served=0.0, mean_s=2.1)
     changed(result, "RAGCache + MeanCache", mean_s=2.0)
     text = predicted_questions(result)
-    assert "answers 0.0% of people's questions" in text
+    assert "answers 0.0% of the set's questions" in text
     assert "the aim of 15% is not reached" in text
     assert "is 5.0% higher than that of RAGCache + MeanCache" in text
     assert "the aim of 30% is not reached" in text

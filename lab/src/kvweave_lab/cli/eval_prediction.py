@@ -1,4 +1,4 @@
-"""eval prediction: whether predicted questions serve the questions that people ask."""
+"""eval prediction: whether predicted questions serve the questions of the natural set."""
 
 import datetime
 import time
@@ -43,7 +43,7 @@ class PredictionOptions:
     ] = 60
     split: Annotated[str, typer.Option("--split", help="dev (to tune on) or test (to report).")] = "dev"
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Number of people's questions to ask. Default: all.")
+        int | None, typer.Option("--limit", min=1, help="Number of the set's questions to ask. Default: all.")
     ] = None
     examples: Annotated[
         int,
@@ -85,7 +85,7 @@ def prediction(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """People's questions after a budget of idle work: share served from predictions, wrong answers, latency."""
+    """The natural set's questions, written for kvweave, after a budget of idle work: share served from predictions, wrong answers, latency."""
     from kvweave.cli.output import STDERR, STDOUT, print_json, progress_bar
     from kvweave.facts import facts
     from kvweave_lab.eval.natural.questions import shipped_set
@@ -148,7 +148,7 @@ def _table(figures: "Figures") -> "Table":
     idle = ", ".join(f"{kind} {seconds(took)}" for kind, took in figures.idle_s.items()) or "none"
     table = text_table(
         ("", "predicted", "asked", "wrong", "worse", "KV ready", "of its tokens", "right", "mean", "idle"),
-        title=f"{figures.questions} questions of people",
+        title=f"{figures.questions} questions of the set",
         caption=f"predicted: {kept}; dropped: {dropped}; idle work: {idle}",
     )
     for each in figures.systems:

@@ -1,1 +1,1 @@
-"""Whether predicted questions serve the questions that people ask: the natural set's, held out, after a budget of idle work."""
+"""Whether predicted questions serve the natural set's questions, held out, after a budget of idle work."""

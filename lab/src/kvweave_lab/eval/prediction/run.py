@@ -1,8 +1,8 @@
-"""One run: three knowledge bases of the same documents, one of which predicts; people's questions to all; what was served.
+"""One run: three knowledge bases of the same documents, one of which predicts; the set's questions to all; what was served.
 
 All go the product's way, and are asked in turn: kvweave without predictions, kvweave with them, and the recipe that reuses
 exact prefixes alone (RAGCache's reuse). Other systems differ from the last only in which stored answers they give, so they
-are derived from its answers and from the same predictions (`systems.py`). People's questions are never shown to the model before they
+are derived from its answers and from the same predictions (`systems.py`). The set's questions are never shown to the model before they
 are asked. An interrupted run resumes, in idle work too: what is predicted is the knowledge base's own.
 """
 
@@ -55,7 +55,7 @@ class Request:
         documents: how many documents; the first ones that questions of the split are about, those that a question links together.
         predictions: questions that are predicted and answered ahead, at least.
         split: dev or test.
-        limit: questions of people; None for all that the documents answer.
+        limit: questions of the set; None for all that the documents answer.
         examples: worked examples in the instruction, at most 3; 0 is the product's own instruction.
         settings: of both knowledge bases, such as the model.
     """

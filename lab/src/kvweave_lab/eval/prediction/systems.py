@@ -1,4 +1,4 @@
-"""Systems that give stored answers to people's questions, from the same predictions: their rows, and which answers they give.
+"""Systems that give stored answers to the set's questions, from the same predictions: their rows, and which answers they give.
 
 RAGCache + MeanCache, RAGCache + Sleep-time and PerCache (§4.2.1) give the stored answer whose question has the nearest vector, if
 its cosine is at least τ. Nothing is screened and no reading has a veto. They differ from each other, and from plain reuse of
@@ -192,7 +192,7 @@ class Derivation:
     """The systems that give the answer with the nearest vector.
 
     Args:
-        asked: people's questions, in order.
+        asked: the set's questions, in order.
         prefix: what the prefix arm answered, by the question's id.
         computed: what kvweave computed for them, by the question's id.
         predictions: all predicted questions, dropped ones too.
