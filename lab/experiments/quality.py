@@ -34,6 +34,7 @@ evaluation, since machine and threads are those of this process.
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +207,8 @@ def completed(path: Path) -> dict[str, Any]:
     chunks = [chunk for document in documents for chunk in document]
     names = dict.fromkeys(row["recipe"] for row in rows)
     corpus = corpus_of(adapter, documents)
-    costs = measure_costs(adapter, (recipe_named(name) for name in names), chunks, corpus, None)
+    with tempfile.TemporaryDirectory() as folder:
+        costs = measure_costs(adapter, map(recipe_named, names), chunks, corpus, None, Path(folder))
     result["costs"] = [
         rounded({"recipe": name, "passes": cost.passes, "bytes_per_token": cost.bytes_per_token})
         for name, cost in costs.items()

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import AttentionHook, LayerQueries
 from kvweave.ops.scores import top_tokens
 from kvweave.recipes.features import FeatureExtractor
@@ -95,7 +96,11 @@ class WithSample(Select):
         return self.inner.extractors
 
     def choose(self, state: PrefillState) -> Tensor:
-        """Return as many rows as the budget allows."""
+        """Return as many rows as the budget allows; raise InvalidRequest for a coverage."""
+        if state.request.budget.coverage is not None:
+            raise InvalidRequest(
+                f"coverage is {state.request.budget.coverage}, but evenly spaced rows are no shares of a whole; use a ratio"
+            )
         chosen = self.inner.choose(state)
         if not chosen.numel() or not state.scores:
             return chosen
