@@ -11,7 +11,7 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe, SelectedRows, run
-from kvweave.recipes.select import QuestionAttention, Select, TopScores
+from kvweave.recipes.select import QuestionAttention, Select
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
 from kvweave_lab.recipes.shifted import Shifted, WithSample, sample_of
@@ -19,7 +19,7 @@ from support.contract import close, plain_logits, prepare
 
 
 def recipe(prior=0.0):
-    select = WithSample(TopScores(QuestionAttention()))
+    select = WithSample(QuestionAttention())
     return Recipe("shifting", select=select, recompute=Shifted(prior), ratio=0.4)
 
 

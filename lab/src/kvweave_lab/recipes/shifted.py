@@ -8,14 +8,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvweave.errors import InvalidRequest
 from kvweave.models.hooks import AttentionHook, LayerQueries
 from kvweave.ops.scores import top_tokens
-from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prefill_state import SECOND_LAYER, PrefillState
 from kvweave.recipes.recipe import Recipe, Recompute
-from kvweave.recipes.select import Select
+from kvweave.recipes.select import TopScores
 
 
 def weave() -> Recipe:
@@ -58,7 +56,9 @@ def cacheblend() -> Recipe:
 
 def _shifted(method: str) -> Recipe:
     own = recipe_named(method)
-    return replace(own, name=f"{method}-shifted", select=WithSample(own.select), recompute=Shifted())
+    assert isinstance(own.select, TopScores)
+    select = WithSample(own.select.score)
+    return replace(own, name=f"{method}-shifted", select=select, recompute=Shifted())
 
 
 SAMPLED: Final = 0.25
@@ -72,37 +72,18 @@ def sample_of(stale: Tensor, recomputed: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class WithSample(Select):
-    """Evenly spaced rows, and for the rest of the budget those that `inner` would select first of the others.
-
-    `inner` ranks rows, and is asked for the whole budget.
-    """
-
-    inner: Select
-
-    @property
-    def selective(self) -> bool:
-        """As the inner one."""
-        return self.inner.selective
+class WithSample(TopScores):
+    """Evenly spaced stale rows, and for the rest of the budget those of the others with the highest scores."""
 
     @property
     def supports_coverage(self) -> bool:
-        """No: a sample has no scores."""
+        """No: evenly spaced rows have no scores."""
         return False
 
-    @property
-    def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner one."""
-        return self.inner.extractors
-
     def choose(self, state: PrefillState) -> Tensor:
-        """Return as many rows as the budget allows; raise InvalidRequest for a coverage."""
-        if state.request.budget.coverage is not None:
-            raise InvalidRequest(
-                f"coverage is {state.request.budget.coverage}, but evenly spaced rows are no shares of a whole; use a ratio"
-            )
-        chosen = self.inner.choose(state)
-        if not chosen.numel() or not state.scores:
+        """Return as many rows as the budget allows."""
+        chosen = TopScores.choose(self, state)
+        if not chosen.numel():
             return chosen
         sample = sample_of(state.stale, chosen.numel())
         scores = state.scores[-1].masked_fill(torch.isin(state.stale, sample), -math.inf)
