@@ -19,7 +19,6 @@ os.environ["KVWEAVE_WAIT"] = "1"  # no test leaves a process behind that prepare
 os.environ |= {  # background work in tests does not wait for the tests beside it
     "KVWEAVE_IDLE_LOAD": "1000",
     "KVWEAVE_IDLE_MEMORY_PRESSURE": "100",
-    "KVWEAVE_IDLE_TEMPERATURE": "1000",
 }
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background jobs ignore it, and processes inherit that.

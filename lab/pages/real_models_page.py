@@ -318,7 +318,7 @@ def _kept_row(row: Result) -> tuple[str, ...]:
         cell("same_first"),
         cell("same_answer"),
         cell("kept_right"),
-        cell("right"),
+        cell("contains"),
     )
 
 

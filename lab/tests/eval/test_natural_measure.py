@@ -342,7 +342,7 @@ def test_recovery_and_gap_are_ratios_of_means():
     assert weave.nll_pgr.value == pytest.approx(3.75 / 4)
     assert weave.f1_pgr.value == pytest.approx(0.75)
     assert weave.same_answer.value == 0.5  # of the two prompts
-    assert (weave.right.value, weave.kept_right.value) == (1, 1)  # full attention is right once
+    assert (weave.contains.value, weave.kept_right.value) == (1, 1)  # full attention is right once
     assert weave.time.value == pytest.approx(2 / 6)
     assert (
         next(row for row in summed if row.recipe == "epic").same_answer is None

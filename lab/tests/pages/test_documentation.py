@@ -201,7 +201,7 @@ class TestFiguresOfTheEvaluation:
                 "same_first": 0.9,
                 "same_answer": 0.75,
                 "kept_right": None,
-                "right": 0.5,
+                "contains": 0.5,
             }
             own = {"time": time} | numbers
             own |= {f"{name}_interval": value and [value, value] for name, value in own.items()}

@@ -47,8 +47,7 @@ class Row:
         first_kl: the same of the first token.
         same_first: share of the prompts with full attention's first token.
         f1: of generated answers; None if there are none.
-        contains: share of generated answers that contain a reference; None if there are none.
-        right: the same as `contains`.
+        contains: share of generated answers that contain a reference, which are right; None if there are none.
         kept_right: of the prompts that full attention answers right, the share that the recipe does too; None without any.
         same_answer: share of generated answers that are full attention's, token for token; None if there are none.
         answer_kl: KL(full attention ‖ recipe) per token of full attention's own answer; None without answers.
@@ -76,7 +75,6 @@ class Row:
     same_first: Estimate
     f1: Estimate | None
     contains: Estimate | None
-    right: Estimate | None
     kept_right: Estimate | None
     same_answer: Estimate | None
     answer_kl: Estimate | None
@@ -229,7 +227,6 @@ def _row(
     method, preparation = name_parts(exact)
     full, reuse, alone = cells[FULL_LABEL], cells[REUSE_LABEL], cells[NO_CONTEXT_LABEL]
     cost = costs.get(recipe)
-    right = _known(outcome.contains for outcome in own)
     return Row(
         context_tokens=length,
         recipe=recipe,
@@ -247,8 +244,7 @@ def _row(
         first_kl=_mean(own, lambda outcome: outcome.first_kl),
         same_first=_mean(own, lambda outcome: outcome.same_first),
         f1=_known(map(_f1, own)),
-        contains=right,
-        right=right,
+        contains=_known(outcome.contains for outcome in own),
         kept_right=_known(mine.contains for mine, best in zip(own, full, strict=True) if best.contains),
         same_answer=_known(outcome.same_answer for outcome in own),
         answer_kl=_known(outcome.answer_kl for outcome in own),
