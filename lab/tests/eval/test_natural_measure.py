@@ -192,6 +192,7 @@ def test_answers_are_those_that_each_candidate_generates_alone(adapter, found, m
             assert mine.same_answer is same
             assert (mine.same_tokens == full.tokens == reply.tokens) or not same
             assert mine.answer_kl >= 0
+            assert (mine.agreed == 1) == same
             compared.append((same, mine.same_tokens))
     assert {same for same, _ in compared} == {True, False}
     assert any(common for same, common in compared if not same)  # some leave it on the way
@@ -268,6 +269,8 @@ def test_a_limit_begins_with_the_same_questions_and_prompts_that_are_too_long_ar
 def test_what_cannot_run_is_refused(adapter, tmp_path):
     with pytest.raises(InvalidRequest, match="the set has no kind 'easy'; choose from "):
         read_request_set(request(tmp_path, kinds=("easy",)))
+    with pytest.raises(InvalidRequest, match="write weave:0.2"):
+        chosen_candidates(Request(recipes=("weave:a tenth",)))
     with pytest.raises(InvalidRequest, match="there is no split 'train'"):
         read_request_set(request(tmp_path, split="train"))
     with pytest.raises(InvalidRequest, match="belong together"):
@@ -292,6 +295,11 @@ def test_every_recipe_runs_by_default_and_combined_with_a_preparation():
     assert ("isolated+weave", 0.3, None) in labels
     assert ("weave", 0.1, None) in labels
     assert not any(recipe == "full" for recipe, _, _ in labels)
+
+
+def test_a_recipe_with_its_ratio_runs_with_this_one_alone():
+    labels = [each.label for each in chosen_candidates(Request(recipes=("weave", "prophetkv:0.2")))]
+    assert labels == [("reuse", 0.0, None), ("weave", 0.1, None), ("weave", 0.3, None), ("prophetkv", 0.2, None)]
 
 
 def outcome(prompt, recipe, ratio, nll, kl, **more):

@@ -199,6 +199,7 @@ class TestFiguresOfTheEvaluation:
             numbers = {
                 "answer_kl": 0.01,
                 "same_first": 0.9,
+                "agreed": 0.95,
                 "same_answer": 0.75,
                 "kept_right": None,
                 "contains": 0.5,
@@ -231,7 +232,7 @@ class TestFiguresOfTheEvaluation:
         shown = [line for line in lines if line.startswith("| ")]
         assert [line.split(" | ")[0] for line in shown] == ["| recipe", "| reuse", "| weave", "| full"]
         assert shown[1].endswith(
-            "| 0.010 (0.010–0.010) | 90% (90%–90%) | 75% (75%–75%) | – | 50% (50%–50%) |"
+            "| 0.010 (0.010–0.010) | 90% (90%–90%) | 95% (95%–95%) | 75% (75%–75%) | – | 50% (50%–50%) |"
         )
         assert lines[0] == "![answers of a-model kept against time](images/kept-a-model.png)"
         build.draw_kept(build.kept_runs(found), tmp_path)

@@ -73,7 +73,11 @@ class NaturalOptions:
         ),
     ] = 3
     recipe: Annotated[
-        list[str] | None, typer.Option("--recipe", help="Recipe to run; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option(
+            "--recipe",
+            help="Recipe to run, or RECIPE:RATIO for one with a single ratio; repeatable. Default: all.",
+        ),
     ] = None
     prepare: Annotated[
         list[str] | None,

@@ -49,11 +49,13 @@ class _Forced(NamedTuple):
         start: KV cache, token ids and the logits (1, vocab) after the common tokens.
         common: these tokens.
         kl: KL(full attention ‖ candidate) per token of full attention's answer and its end.
+        agreed: share of these tokens that the candidate chooses too, each after full attention's before it.
     """
 
     start: tuple[FusedCache, Sequence[int], Tensor]
     common: tuple[int, ...]
     kl: float
+    agreed: float
 
 
 class _Measured(NamedTuple):
@@ -222,6 +224,7 @@ class NaturalRunner:
             (result.kv_cache, prompt.token_ids, after),
             tuple(ids[:common]),
             kl_divergence(reply.logits, logits) / len(logits),
+            float((reply.logits.argmax(-1) == logits.argmax(-1)).double().mean()),
         )
 
     def _add(self, prompt: NaturalPrompt, measured: Sequence[_Measured], truth: _Truth) -> None:
@@ -386,6 +389,7 @@ def _answered(
     return {
         "answer": text,
         "answer_kl": forced.kl if forced is not None else 0.0,
+        "agreed": forced.agreed if forced is not None else 1.0,
         "answer_tokens": reply.tokens,
         "same_tokens": same_tokens,
         "same_answer": same_tokens == reply.tokens == full.tokens

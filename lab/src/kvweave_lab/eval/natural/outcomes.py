@@ -44,6 +44,8 @@ class NaturalOutcome:
         f1: of the generated text against the best reference, 0..1; None without a text.
         contains: whether the text contains a reference, 0 or 1; None without a text.
         answer_kl: KL(full attention ‖ recipe) per token of full attention's own answer and its end, in nats; None without a text.
+        agreed: share of that answer's tokens and end that the recipe chooses too, each after full attention's before it; None
+            without a text.
         answer_tokens: tokens of the generated answer; None without a text.
         same_tokens: how many of them are full attention's, up to the first that differs; None without a text.
         same_answer: whether all tokens and the end are full attention's; None without a text.
@@ -70,6 +72,7 @@ class NaturalOutcome:
     f1: float | None = None
     contains: float | None = None
     answer_kl: float | None = None
+    agreed: float | None = None
     answer_tokens: int | None = None
     same_tokens: int | None = None
     same_answer: bool | None = None

@@ -139,7 +139,7 @@ def _rows_table(rows: Sequence[Row]) -> Table:
     columns = ("recipe", "preparation", "storage", "budget", "B/token", "passes", "computed", "NLL", "KL")
     more = ("1st KL", "same 1st", "NLL rec.", "KL rec.", "PGR", "time")
     answered = any(row.same_answer is not None for row in rows)
-    answers = ("F1", "right", "kept right", "same", "answer KL", "F1 PGR") if answered else ()
+    answers = ("F1", "right", "kept right", "same", "same tokens", "answer KL", "F1 PGR") if answered else ()
     caption = (
         "± half of the 95 % interval · rec.: share of the gap between reuse and full attention · PGR: of that to no context"
         " · time: to the first token, full attention's is 1 · same: as full attention · kept right: of its right answers"
@@ -162,7 +162,7 @@ def _rows_table(rows: Sequence[Row]) -> Table:
             f"{row.same_first.value:.3f}",
             *(_text(share, 2) for share in shares),
             _text(row.time),
-            *map(_text, (row.f1, row.contains, row.kept_right, row.same_answer) if answers else ()),
+            *map(_text, (row.f1, row.contains, row.kept_right, row.same_answer, row.agreed) if answers else ()),
             *((_text(row.answer_kl, 4), _text(row.f1_pgr, 2)) if answers else ()),
         )
     return table

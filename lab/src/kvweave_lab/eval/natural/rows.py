@@ -51,6 +51,7 @@ class Row:
         kept_right: of the prompts that full attention answers right, the share that the recipe does too; None without any.
         same_answer: share of generated answers that are full attention's, token for token; None if there are none.
         answer_kl: KL(full attention ‖ recipe) per token of full attention's own answer; None without answers.
+        agreed: share of that answer's tokens that the recipe chooses too, each after those before it; None without answers.
         time: time to the first token, over all prompts together, divided by full attention's.
         nll_recovery: (reuse − recipe) / (reuse − full) of NLL; None if reuse is not worse than full attention.
         kl_recovery: (reuse − recipe) / reuse of KL, since full attention's is 0.
@@ -78,6 +79,7 @@ class Row:
     kept_right: Estimate | None
     same_answer: Estimate | None
     answer_kl: Estimate | None
+    agreed: Estimate | None
     time: Estimate | None
     nll_recovery: Estimate | None
     kl_recovery: Estimate | None
@@ -248,6 +250,7 @@ def _row(
         kept_right=_known(mine.contains for mine, best in zip(own, full, strict=True) if best.contains),
         same_answer=_known(outcome.same_answer for outcome in own),
         answer_kl=_known(outcome.answer_kl for outcome in own),
+        agreed=_known(outcome.agreed for outcome in own),
         time=quotient_over_tasks(
             [[outcome.ttft_s for outcome in own]], [[outcome.full_ttft_s for outcome in own]]
         ),

@@ -55,7 +55,8 @@ class Request:
     """What to run.
 
     Attributes:
-        recipes: recipe names; full attention, reuse and no context always run too.
+        recipes: recipe names, NAME:RATIO for one that runs with this ratio alone; full attention, reuse and no context always
+            run too.
         ratios: shares of stale context tokens to recompute.
         coverages: shares of all scores to recompute, for recipes whose scores add up.
         preparations: also run every selecting recipe on chunks prepared in these ways.
@@ -269,19 +270,34 @@ def _subsets(outcomes: Sequence[NaturalOutcome]) -> dict[str, list[NaturalOutcom
 
 def chosen_candidates(request: Request) -> list[Candidate]:
     """Return every recipe on its own preparation, and the selecting ones on those that the request names as well."""
+    plain = tuple(name for name in request.recipes if ":" not in name)
     suite = replace(
         SUITES["full"],
-        recipes=request.recipes,
+        recipes=plain,
         ratios=request.ratios,
         coverages=request.coverages,
         storages=request.storages,
         auxiliary=request.auxiliary,
     )
     found = candidates_of(suite)
+    for name, ratio in map(_with_ratio, sorted({*request.recipes} - {*plain})):
+        found += candidates_of(replace(suite, recipes=(name,), ratios=(ratio,), coverages=()))
     if request.preparations:
-        combined = tuple(name for name in selectors() if name in {*request.recipes, "reuse"})
+        combined = tuple(name for name in selectors() if name in {*plain, "reuse"})
         found += candidates_of(replace(suite, recipes=combined, preparations=request.preparations))
     return list({candidate.label: candidate for candidate in found}.values())
+
+
+def _with_ratio(recipe: str) -> tuple[str, float]:
+    """Split NAME:RATIO; raises InvalidRequest for a ratio that is none."""
+    name, _, text = recipe.rpartition(":")
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise InvalidRequest(f"--recipe {recipe} has no ratio from 0 to 1 behind its colon; write {name}:0.2")
+    return name, ratio
 
 
 def chosen_questions(content: QuestionSet, request: Request) -> list[Question]:
