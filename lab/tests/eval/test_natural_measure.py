@@ -252,6 +252,22 @@ def test_a_run_resumes_and_its_rows_compare_at_equal_preparation_and_bytes(adapt
     assert again.rows == done.rows
 
 
+def test_a_run_that_ends_in_time_reports_what_is_done_and_is_continued(adapter, tmp_path, monkeypatch):
+    asked = request(tmp_path, recipes=("reuse",), lengths=(64,), output=tmp_path / "out")
+    content = read_request_set(asked)
+    none = replace(asked, minutes=0.0)
+    with pytest.raises(InvalidRequest, match="prompts were not begun within 0 minutes"):
+        NaturalBenchmark(adapter, none, content, WordEncoder()).run()
+    first = replace(asked, limit=1)
+    NaturalBenchmark(adapter, first, content, WordEncoder()).run()
+    said = []
+    some = NaturalBenchmark(adapter, none, content, WordEncoder()).run(said.append)
+    assert {row.prompts for row in some.rows} == {1}
+    assert any("the same command with --output continues" in each for each in said)
+    done = NaturalBenchmark(adapter, asked, content, WordEncoder()).run()
+    assert {row.prompts for row in done.rows} == {3}
+
+
 def test_a_limit_begins_with_the_same_questions_and_prompts_that_are_too_long_are_counted(adapter, tmp_path):
     asked = request(tmp_path, recipes=(), lengths=(64, 100_000))
     said = []
@@ -269,7 +285,7 @@ def test_a_limit_begins_with_the_same_questions_and_prompts_that_are_too_long_ar
 def test_what_cannot_run_is_refused(adapter, tmp_path):
     with pytest.raises(InvalidRequest, match="the set has no kind 'easy'; choose from "):
         read_request_set(request(tmp_path, kinds=("easy",)))
-    with pytest.raises(InvalidRequest, match="write weave:0.2"):
+    with pytest.raises(InvalidRequest, match=r"write weave:0\.2"):
         chosen_candidates(Request(recipes=("weave:a tenth",)))
     with pytest.raises(InvalidRequest, match="there is no split 'train'"):
         read_request_set(request(tmp_path, split="train"))
@@ -299,7 +315,12 @@ def test_every_recipe_runs_by_default_and_combined_with_a_preparation():
 
 def test_a_recipe_with_its_ratio_runs_with_this_one_alone():
     labels = [each.label for each in chosen_candidates(Request(recipes=("weave", "prophetkv:0.2")))]
-    assert labels == [("reuse", 0.0, None), ("weave", 0.1, None), ("weave", 0.3, None), ("prophetkv", 0.2, None)]
+    assert labels == [
+        ("reuse", 0.0, None),
+        ("weave", 0.1, None),
+        ("weave", 0.3, None),
+        ("prophetkv", 0.2, None),
+    ]
 
 
 def outcome(prompt, recipe, ratio, nll, kl, **more):

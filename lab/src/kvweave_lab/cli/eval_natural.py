@@ -1,6 +1,7 @@
 """eval natural: recipes on documents that people could have written, in contexts that the product retrieves."""
 
 import datetime
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,6 +123,14 @@ class NaturalOptions:
             help="Also generate answers of at most so many tokens, such as 64; 0 for none.",
         ),
     ] = 0
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            min=0,
+            help="Begin no other prompt after so many minutes, and report those that are done. The same command with --output continues.",
+        ),
+    ] = None
     retrieval: Annotated[
         bool, typer.Option("--retrieval", help="Measure only retrieval, without a language model.")
     ] = False
@@ -164,6 +173,7 @@ class NaturalOptions:
             examples=self.examples,
             distractors=self.distractors,
             answers=self.answers,
+            minutes=math.inf if self.minutes is None else self.minutes,
             against=self.against,
             documents=self.documents,
             questions=self.questions,

@@ -131,17 +131,24 @@ class NaturalRunner:
 
         Raises InvalidRequest if the chunks of a prompt do not fit a store.
         """
-        wanted = {self._full.label: self._full, NO_CONTEXT_LABEL: None}
-        wanted |= {each.label: each for each in candidates if each.recipe.name != FULL}
-        missing = {
-            label: each for label, each in wanted.items() if self._log.get((prompt.name, label)) is None
-        }
+        missing = self.missing(prompt, candidates)
         if missing:
             self._compute(prompt, missing)
-        for label in wanted:
+        for label in self._wanted(candidates):
             found = self._log.get((prompt.name, label))
             assert found is not None
             yield found
+
+    def missing(
+        self, prompt: NaturalPrompt, candidates: Sequence[Candidate]
+    ) -> dict[Label, Candidate | None]:
+        """Return what `outcomes` would have to compute, by label; None is full attention without context."""
+        wanted = self._wanted(candidates)
+        return {label: each for label, each in wanted.items() if self._log.get((prompt.name, label)) is None}
+
+    def _wanted(self, candidates: Sequence[Candidate]) -> dict[Label, Candidate | None]:
+        wanted = {self._full.label: self._full, NO_CONTEXT_LABEL: None}
+        return wanted | {each.label: each for each in candidates if each.recipe.name != FULL}
 
     def _compute(self, prompt: NaturalPrompt, missing: Mapping[Label, Candidate | None]) -> None:
         """Add what is missing to the log; full attention is computed in any case, since others are compared with it."""

@@ -162,7 +162,9 @@ def _rows_table(rows: Sequence[Row]) -> Table:
             f"{row.same_first.value:.3f}",
             *(_text(share, 2) for share in shares),
             _text(row.time),
-            *map(_text, (row.f1, row.contains, row.kept_right, row.same_answer, row.agreed) if answers else ()),
+            *map(
+                _text, (row.f1, row.contains, row.kept_right, row.same_answer, row.agreed) if answers else ()
+            ),
             *((_text(row.answer_kl, 4), _text(row.f1_pgr, 2)) if answers else ()),
         )
     return table

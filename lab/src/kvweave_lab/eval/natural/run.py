@@ -1,5 +1,7 @@
 """One run of the natural benchmark from start to end: the set, the library, retrieval, prompts, outcomes and rows."""
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -70,6 +72,7 @@ class Request:
         examples: worked examples before the context, at most 3; 0 is the product's own prompt.
         distractors: pages of installed documentation among the documents.
         answers: most tokens of a generated answer; 0 generates none.
+        minutes: after so many, no other prompt is begun.
         against: the method with which others are compared.
         documents: a folder with another set's documents.
         questions: the file with its questions.
@@ -93,6 +96,7 @@ class Request:
     examples: int = 3
     distractors: int = PAGES
     answers: int = 0
+    minutes: float = math.inf
     against: str = "weave"
     documents: Path | None = None
     questions: Path | None = None
@@ -179,9 +183,17 @@ class NaturalBenchmark:
                 open_store=lambda group: stores.enter_context(self._store(group)),
             )
             outcomes: list[NaturalOutcome] = []
+            ends = time.monotonic() + 60 * request.minutes
             for done, prompt in enumerate(prompts, 1):
-                outcomes += runner.outcomes(prompt, candidates)
+                if time.monotonic() < ends or not runner.missing(prompt, candidates):
+                    outcomes += runner.outcomes(prompt, candidates)
                 progress("prompts", done, len(prompts))
+        left = len(prompts) - len({each.prompt for each in outcomes})
+        if left:
+            said = f"{left} of {len(prompts)} prompts were not begun within {request.minutes:g} minutes"
+            if not outcomes:
+                raise InvalidRequest(f"{said}; give more --minutes")
+            notice(f"{said}; the same command with --output continues")
         costs = self._costs(candidates, system)
         rows = summary_rows(outcomes, costs)
         return NaturalResult(
@@ -221,7 +233,7 @@ class NaturalBenchmark:
     def _prompts(self, system: str | None) -> tuple[list[NaturalPrompt], int]:
         """Return the prompts, those of a document together so that its KV is prepared once; and how many are too long."""
         prompts: list[NaturalPrompt] = []
-        asked = sorted(self.questions, key=_first_document)
+        asked = sorted(self.questions, key=lambda each: _hash(_first_document(each)))
         new_tokens = max(self._request.answers, MAX_NEW_TOKENS)
         for question in asked:
             for length in self._request.lengths:
@@ -312,7 +324,12 @@ def chosen_questions(content: QuestionSet, request: Request) -> list[Question]:
     found = [each for each in content.questions if each.split == request.split and each.kind in kinds]
     if not found:
         raise InvalidRequest(f"the set has no questions of split {request.split} and kind {', '.join(kinds)}")
-    return sorted(found, key=lambda each: xxhash.xxh3_64_intdigest(each.id.encode()))[: request.limit]
+    return sorted(found, key=lambda each: _hash(each.id))[: request.limit]
+
+
+def _hash(name: str) -> int:
+    """Return a number that sorts names in an order that no property of theirs decides."""
+    return xxhash.xxh3_64_intdigest(name.encode())
 
 
 def read_request_set(request: Request) -> QuestionSet:
