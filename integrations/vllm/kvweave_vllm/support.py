@@ -1,0 +1,43 @@
+"""What the plug-in was not tested with or cannot work with is refused when vLLM starts, each in one line."""
+
+from typing import Any, Final
+
+import vllm
+
+TESTED: Final = ("0.32.0",)
+"""Versions of vLLM that the tests of this package pass with."""
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError for the first thing in a vLLM configuration that cannot work."""
+    model, parallel = config.model_config, config.parallel_config
+    version = vllm.__version__.partition("+")[0]
+    refused = {
+        f"vLLM {version}, which is not tested: install {' or '.join(TESTED)}": version not in TESTED,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
+        "LoRA adapters": config.lora_config is not None,
+        "multimodal models": model.is_multimodal_model,
+        "multi-head latent attention (MLA)": model.use_mla,
+        "recurrent layers": model.is_hybrid or model.has_inner_state,
+        "quantised weights": model.quantization is not None,
+        "speculative decoding": config.speculative_config is not None,
+        "encoders": model.is_encoder_decoder or model.runner_type != "generate",
+    }
+    for what, found in refused.items():
+        if found:
+            raise ValueError(f"kvweave does not work with {what}")
+
+
+def check_layers(runner: Any) -> None:
+    """Raise ValueError for attention that cannot work, once the model is loaded and has its pages."""
+    groups = [group for groups in runner.attn_groups for group in groups]
+    if len(runner.attn_groups) > 1:
+        raise ValueError(
+            "kvweave does not work with several groups of KV blocks: add --disable-hybrid-kv-cache-manager"
+        )
+    for group in groups:
+        if group.backend.forward_includes_kv_cache_update:
+            raise ValueError(
+                f"kvweave does not work with {group.backend.get_name()}, which attends before all KV is written"
+            )
