@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 
 from kvweave.errors import InvalidRequest, UnsupportedModel
 from kvweave.models.attention import AttentionCall, RowPlan
@@ -173,24 +174,29 @@ class VllmEngine(Engine):
 
         Raises UnsupportedModel unless it gives, bit by bit, the keys with which the layer attends.
         """
-        positions = torch.arange(PROBE_TOKENS, device=self.geometry.device)
-        found: dict[int, nn.Module | None] = {}
         before = _BeforeRotation()
+        rotary = [each for each in self.passes.model.modules() if isinstance(each, RotaryEmbeddingBase)]
+        seen: list[tuple[nn.Module | None, Tensor, Tensor]] = []  # module, key before and after rotation
 
         def observe(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> None:
-            module, rotated = before.module, keys.transpose(0, 1)[None]
-            plain = before.unrotated_key(rotated)
-            found[layer] = module
-            turned = _Angles({layer: module}, positions).rotate(layer, plain)
-            if not torch.equal(turned, rotated):
+            module, rotated = before.module, keys.transpose(0, 1)[None].clone()
+            seen.append((module, before.unrotated_key(rotated), rotated))
+
+        places = [
+            torch.arange(PROBE_TOKENS, device=self.geometry.device) + first for first in (0, PROBE_TOKENS)
+        ]
+        for positions in places:
+            with before.recording(rotary):
+                self.passes.probe(positions, observe)
+        near, far = seen[: self.geometry.layers], seen[self.geometry.layers :]
+        for layer, (module, plain, rotated) in enumerate(near):
+            if module is None and not torch.equal(rotated, far[layer][2]):
+                raise UnsupportedModel("it rotates keys by other means than vLLM's rotary modules")
+            if not torch.equal(_Angles({layer: module}, places[0]).rotate(layer, plain), rotated):
                 raise UnsupportedModel(
                     f"layer {layer} changes keys after rotating them, so that stored keys cannot be placed"
                 )
-
-        rotary = [module for module in self.passes.model.modules() if "Rotary" in type(module).__name__]
-        with before.recording(rotary):
-            self.passes.probe(positions, observe)
-        return [found[layer] for layer in range(self.geometry.layers)]
+        return [module for module, _, _ in near]
 
 
 class _BeforeRotation:

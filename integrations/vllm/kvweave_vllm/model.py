@@ -1,11 +1,14 @@
 """The model that vLLM serves and the store of its chunk KV, as a vLLM configuration names them."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from kvweave.errors import UnsupportedModel
 from kvweave.home import default_home, without_tilde
 from kvweave.hub import cached_folder
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -35,9 +38,15 @@ class Served:
         known = self._memory.get(fact)
         if isinstance(known, str):
             return ModelFingerprint(**json.loads(known))
-        found = load_model(self.name, dtype=self.dtype, weights="full", device="cpu").fingerprint
-        self._memory.put(fact, json.dumps(asdict(found)))
-        return found
+        # In a process of its own: vLLM changes classes of transformers, and needs the memory.
+        command = [sys.executable, "-m", __name__, self.name, self.dtype]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UnsupportedModel(
+                f"{self.name} cannot be used with kvweave: {done.stderr.strip().rpartition(chr(10))[2]}"
+            )
+        self._memory.put(fact, done.stdout)
+        return ModelFingerprint(**json.loads(done.stdout))
 
     @cached_property
     def template(self) -> PromptTemplate:
@@ -54,3 +63,11 @@ def open_store(vllm_config: Any) -> ChunkStore:
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     folder: Path = without_tilde(extra["store"]) if "store" in extra else default_home() / "vllm"
     return ChunkStore(folder, **{name: extra[name] for name in STORE_SETTINGS if name in extra})
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            asdict(load_model(sys.argv[1], dtype=sys.argv[2], weights="full", device="cpu").fingerprint)
+        )
+    )

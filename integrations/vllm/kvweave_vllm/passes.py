@@ -81,9 +81,14 @@ class NestedPasses:
         return hidden
 
     def probe(self, positions: Tensor, observe: Observer) -> None:
-        """Run some tokens through the model without attention, for what the observer sees."""
-        with self._observed(observe), self._context(None, {}, positions.numel()):
-            self.model(input_ids=positions.to(self.device), positions=positions.to(self.device))
+        """Run the tokens 0, 1, … at these positions (T,) with attention that returns zeros, for what the observer sees."""
+        with ExitStack() as stack:
+            for layer in self.layers:
+                hook = layer.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+                stack.callback(hook.remove)
+            stack.enter_context(self._observed(observe))
+            stack.enter_context(self._context(None, {}, positions.numel()))
+            self.model(input_ids=torch.arange(positions.numel(), device=self.device), positions=positions)
 
     def _run(self, runs: Sequence[tuple[RequestRows, Tensor]]) -> Tensor:
         lengths = torch.tensor([len(run) for _, run in runs], dtype=torch.int32)

@@ -20,6 +20,7 @@ def check_config(config: Any) -> None:
         "multimodal models": model.is_multimodal_model,
         "multi-head latent attention (MLA)": model.use_mla,
         "recurrent layers": model.is_hybrid or model.has_inner_state,
+        "models that vLLM runs by transformers' code": model.using_transformers_backend(),
         "quantised weights": model.quantization is not None,
         "speculative decoding": config.speculative_config is not None,
         "encoders": model.is_encoder_decoder or model.runner_type != "generate",

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import torch
 
 os.environ |= {
@@ -9,7 +10,12 @@ os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
-}
+}  # read when vLLM is imported
+
+import kvweave
+import kvweave_vllm
+from kvweave.recipes.methods import in_any_storage, recipe_named
+from kvweave.recipes.recipe import run
 
 WORDS = "the river in the north and the inn on the road were there when the rain began again".split()
 
@@ -74,6 +80,12 @@ class Vllm:
         """Empty vLLM's own prefix cache."""
         assert self.llm.reset_prefix_cache()
 
+    def close(self):
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+        self.llm.llm_engine.engine_core.shutdown()
+        ensure_kv_transfer_shutdown()
+
 
 def _logits(output):
     found = output.logprobs[0]
@@ -81,3 +93,50 @@ def _logits(output):
     for token, value in found.items():
         logits[token] = value.logprob
     return logits
+
+
+TOLERANCE = 2e-4
+QUESTION, SYSTEM = "Where is the inn?", "Answer."
+CHUNKS = tuple(text(number) for number in range(4))
+
+
+class Case:
+    """One model in both engines."""
+
+    def __init__(self, folder, home, **settings):
+        self.vllm = Vllm(folder, home, **settings)
+        self.adapter = kvweave.load_model(str(folder), dtype="float32", device="cpu")
+        self.store = kvweave.ChunkStore(self.vllm.store_folder)
+        self.tokenizer = self.adapter.tokenizer
+
+    def prepare(self, recipe, chunks=CHUNKS):
+        bodies = kvweave_vllm.preparations(
+            self.tokenizer, chunks, system=SYSTEM, recipe=recipe, context_tokens=512, embed=by_length
+        )
+        for body in bodies:
+            self.vllm.generate(body)
+
+    def body(self, recipe, chunks=CHUNKS, question=QUESTION, **budget):
+        return kvweave_vllm.request(self.tokenizer, chunks, question, system=SYSTEM, recipe=recipe, **budget)
+
+    def expected(self, recipe, chunks=CHUNKS, question=QUESTION, **budget):
+        """Run a recipe in the transformers engine; store nothing."""
+        prompt = self.adapter.template.render(kvweave.Prompt(question, tuple(chunks), SYSTEM))
+        return run(in_any_storage(recipe_named(recipe)), self.adapter, self.store, prompt, **budget)
+
+    def close(self):
+        self.store.close()
+        self.vllm.close()
+
+
+def by_length(texts):
+    """Similar texts have similar lengths, so that no embedding model is needed."""
+    return np.array([[len(each), 1.0] for each in texts], dtype=np.float32)
+
+
+def budget_of(recipe):
+    return {"ratio": 0.2} if recipe_named(recipe).select.selective else {}
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
