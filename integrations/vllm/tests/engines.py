@@ -70,7 +70,12 @@ class Vllm:
             own = {name: extra[name] for name in ("kv_transfer_params",) if name in extra}
             params.append(
                 SamplingParams(
-                    max_tokens=max_tokens, temperature=0, logprobs=-1, extra_args=own, detokenize=False
+                    max_tokens=max_tokens,
+                    temperature=0,
+                    logprobs=-1,
+                    ignore_eos=True,
+                    extra_args=own,
+                    detokenize=False,
                 )
             )
         replies = self.llm.generate(prompts, params, use_tqdm=False)
