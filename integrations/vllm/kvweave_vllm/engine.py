@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from kvweave.models.engine import Engine
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
 from kvweave.models.prompt import PromptTemplate
 from kvweave.models.rotary import RowCapture
-from kvweave.models.support import Geometry
+from kvweave.models.support import Geometry, middle_layers
 from kvweave.ops.attention import AttentionSettings
 from kvweave.types import ModelFingerprint
 from kvweave_vllm.passes import NestedPasses, RequestRows
@@ -41,6 +42,8 @@ class VllmEngine(Engine):
     Raises UnsupportedModel for attention whose KV cannot be placed.
     """
 
+    rotation: "_Rotation"
+
     def __init__(self, runner: Any, fingerprint: ModelFingerprint, template: PromptTemplate) -> None:
         self.passes = NestedPasses(runner)
         self.template = template
@@ -65,7 +68,8 @@ class VllmEngine(Engine):
             AttentionSettings(layer.impl.scale, layer.sliding_window, layer.impl.logits_soft_cap or None)
             for layer in layers
         ]
-        self._rotary = self._find_rotary()
+        self.critical_layers = middle_layers(len(layers))
+        self.rotation = _Rotation(self._find_rotary())
         self._blocks, self._first = torch.empty(0, dtype=torch.int32), 0
 
     @property
@@ -97,7 +101,8 @@ class VllmEngine(Engine):
                 f"{length} tokens do not fit the {room} of the request's blocks; send the whole text with it"
             )
         placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
-        angles = _Angles(self._rotary, rope_positions(placed).to(device))
+        like = torch.empty(0, dtype=self.geometry.dtype, device=device)
+        angles = self.rotation.angles(rope_positions(placed).to(device), length, like)
         return PagedCache(
             self._blocks, self._first, self.geometry.layers, length, placed, angles, positions.to(device)
         )
@@ -167,7 +172,7 @@ class VllmEngine(Engine):
 
     @property
     def _modules(self) -> set[nn.Module]:
-        return {module for module in self._rotary if module is not None}
+        return {module for module in self.rotation.modules if module is not None}
 
     def _find_rotary(self) -> list[nn.Module | None]:
         """Return the module that rotates each layer's keys, None for a layer without positions.
@@ -192,7 +197,7 @@ class VllmEngine(Engine):
         for layer, (module, plain, rotated) in enumerate(near):
             if module is None and not torch.equal(rotated, far[layer][2]):
                 raise UnsupportedModel("it rotates keys by other means than vLLM's rotary modules")
-            if not torch.equal(_Angles({layer: module}, places[0]).rotate(layer, plain), rotated):
+            if not torch.equal(_Angles([module], places[0]).rotate(0, plain), rotated):
                 raise UnsupportedModel(
                     f"layer {layer} changes keys after rotating them, so that stored keys cannot be placed"
                 )
@@ -226,10 +231,20 @@ class _BeforeRotation:
         return key.reshape(tokens, heads, width).transpose(0, 1)[None]
 
 
-class _Angles:
-    """Rotates stored keys to a run of positions (S,) by the model's own modules, one for each layer."""
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """Rotates stored keys by the model's own modules, one for each layer, None for a layer without positions."""
 
-    def __init__(self, modules: Any, positions: Tensor) -> None:
+    modules: Sequence[nn.Module | None]
+
+    def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> "_Angles":
+        return _Angles(self.modules, positions)
+
+
+class _Angles:
+    """The rotation to a run of positions (S,)."""
+
+    def __init__(self, modules: Sequence[nn.Module | None], positions: Tensor) -> None:
         self._modules, self._positions = modules, positions
 
     def rotate(self, layer: int, keys: Tensor, start: int = 0) -> Tensor:
@@ -238,6 +253,7 @@ class _Angles:
         if module is None or not tokens:
             return keys
         flat = keys[0].transpose(0, 1).reshape(tokens, heads * width).clone()
+        turned: Tensor
         with torch.inference_mode():
             _, turned = module(self._positions[start : start + tokens], flat.new_zeros(tokens, width), flat)
         return turned.reshape(tokens, heads, width).transpose(0, 1)[None]

@@ -114,9 +114,8 @@ class Weaver:
         prefix, *others, chunk = (
             load.token_ids[start:end] for start, end in ((0, load.task.spans[0][0]), *load.task.spans)
         )
-        corpus = _Given(
-            others[: len(others) - load.task.previous], others[len(others) - load.task.previous :]
-        )
+        alike = len(others) - (load.task.previous or 0)
+        corpus = _Given(others[:alike], others[alike:])
         prepare_chunks(PrepareContext(self.engine, self.store, prefix, corpus), [chunk], load.task.recipe)
         return torch.arange(0)
 

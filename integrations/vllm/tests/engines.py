@@ -116,7 +116,12 @@ class Case:
 
     def prepare(self, recipe, chunks=CHUNKS):
         bodies = kvweave_vllm.preparations(
-            self.tokenizer, chunks, system=SYSTEM, recipe=recipe, context_tokens=512, embed=by_length
+            self.tokenizer,
+            chunks,
+            system=SYSTEM,
+            recipe=recipe,
+            context_tokens=self.vllm.weaver.engine.geometry.context_tokens,
+            embed=by_length,
         )
         for body in bodies:
             self.vllm.generate(body)

@@ -42,7 +42,7 @@ from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
 from kvweave.models.prompt import PromptTemplate
-from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
+from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import middle_layers, probe
 from kvweave.types import ModelFingerprint, TokenizedPrompt
@@ -59,6 +59,8 @@ class Adapter(Engine):
         batcher: packs the passes of concurrent threads; None runs one at a time.
         spans: the stored KV that concurrent requests share; None gives each its own copy.
     """
+
+    rotation: Rotation
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from kvweave.models.attention import RowPlan
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.prompt import PromptTemplate, check_length
+from kvweave.models.rotary import KeyRotation
 from kvweave.models.support import Geometry
 from kvweave.types import ChunkKV, ModelFingerprint
 
@@ -25,11 +26,13 @@ class Engine(ABC):
 
     Attributes:
         geometry: the shapes of the model's KV.
+        rotation: rotates stored keys.
         template: renders prompts for the model's tokenizer.
         critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
     """
 
     geometry: Geometry
+    rotation: KeyRotation
     template: PromptTemplate
     critical_layers: tuple[int, ...]
 

@@ -163,6 +163,14 @@ class PlacedRotation(Protocol):
         ...
 
 
+class KeyRotation(Protocol):
+    """Rotates stored keys as the model does."""
+
+    def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> PlacedRotation:
+        """Return the rotation to positions (S,) in a prompt of `prompt_tokens` tokens, for keys like `like`."""
+        ...
+
+
 class Angles:
     """cos and sin for a run of positions, made on first use and shared by the layers with the same rotation."""
 
