@@ -72,7 +72,7 @@ class Task:
         return replace(self, spans=self.spans[:count])
 
     def prompt(self, token_ids: Sequence[int]) -> TokenizedPrompt:
-        """Return the prompt as recipes see it; text between chunks is a chunk without stored KV."""
+        """Return the prompt as recipes see it; text between chunks is a chunk without stored KV. The question may be cut."""
         ids = tuple(token_ids)
         edges = [self.spans[0][0], *(edge for span in self.spans for edge in span)] if self.spans else [0]
         parts = [
@@ -80,7 +80,9 @@ class Task:
             for number, (start, end) in enumerate(pairwise(sorted(set(edges))))
         ]
         spans = (Span("system", 0, edges[0]), *parts, Span("question", self.end, len(ids)))
-        return TokenizedPrompt(ids, spans, self.user or (self.end, len(ids)))
+        start, end = self.user or (self.end, len(ids))
+        user = (start, min(end, len(ids))) if start < len(ids) else (self.end, len(ids))
+        return TokenizedPrompt(ids, spans, user)
 
     def salt(self, token_ids: Sequence[int], tenant: str = "") -> str:
         """Return the `cache_salt` that keeps vLLM from taking this request's KV for exact, or for another approximation.

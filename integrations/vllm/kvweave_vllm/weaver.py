@@ -82,8 +82,10 @@ class Weaver:
 
     def _reuse(self, load: Load) -> Tensor:
         task, engine = load.task, self.engine
+        # Where vLLM schedules a part of the question, its blocks hold that part: tokens are selected by it.
+        ids = load.token_ids[: len(load.blocks) * engine.passes.block_tokens]
         with self.store.lease() as lease:
-            request = PrefillRequest(engine, self.store, task.prompt(load.token_ids), task.budget, lease)
+            request = PrefillRequest(engine, self.store, task.prompt(ids), task.budget, lease)
             while True:  # a damaged entry is dropped, and not found again
                 try:
                     return self._placed(load, request, task.recipe.match.find(request, task.recipe.prepare))
@@ -104,7 +106,7 @@ class Weaver:
         new.spans = [number for number in new.spans if prompt.spans[number].start >= load.first]
         if not new.spans:
             return rows
-        engine.compute(kv_cache, load.token_ids, state.plan(rows, *new.hooks), capture=True)
+        engine.compute(kv_cache, prompt.token_ids, state.plan(rows, *new.hooks), capture=True)
         store_entries(list(new.of(kv_cache)), self.store, engine.fingerprint)
         self.counts.rows += len(rows)
         return rows[:0]

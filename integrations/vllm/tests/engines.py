@@ -148,5 +148,5 @@ def budget_of(recipe):
     return {"ratio": 0.2} if recipe_named(recipe).select.selective else {}
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=1e-5)
+def close(found, expected, tolerance=TOLERANCE):
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)

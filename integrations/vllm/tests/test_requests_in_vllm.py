@@ -21,8 +21,8 @@ def case(tmp_path_factory):
     tiny_tokenizer().save_pretrained(home / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVWEAVE_HOME", str(home))
-        # 17 usable blocks of 32 tokens: two prompts of 218 tokens and answers of 200 do not fit
-        found = Case(home / "model", home, num_gpu_blocks_override=18, max_rows=260)
+        # 23 usable blocks of 32 tokens: three prompts of 218 tokens and answers of 200 do not fit
+        found = Case(home / "model", home, num_gpu_blocks_override=24, max_rows=260)
         yield found
         found.close()
 
@@ -116,13 +116,14 @@ def test_a_lost_store_ends_in_recomputation(case):
 
 def test_preempted_requests_are_woven_again(case):
     case.prepare("epic")
-    bodies = [case.body("epic", chunks, ratio=0.3) for chunks in (CHUNKS, CHUNKS[::-1])]
-    expected = [case.expected("epic", chunks, ratio=0.3).logits[0] for chunks in (CHUNKS, CHUNKS[::-1])]
+    orders = (CHUNKS, CHUNKS[::-1], (*CHUNKS[1:], CHUNKS[0]))
     requests = case.vllm.weaver.counts.requests
-    found = case.vllm.generate(*bodies, max_tokens=200)
-    assert case.vllm.weaver.counts.requests - requests > 2  # one was preempted and came again
-    for logits, own in zip(found, expected, strict=True):
-        close(logits, own)
+    found = case.vllm.generate(*(case.body("epic", order, ratio=0.3) for order in orders), max_tokens=200)
+    assert case.vllm.weaver.counts.requests - requests > len(
+        orders
+    )  # at least one was preempted and came again
+    for logits, order in zip(found, orders, strict=True):
+        close(logits, case.expected("epic", order, ratio=0.3).logits[0])
 
 
 def test_rows_of_a_step_are_bounded(case):
@@ -180,3 +181,23 @@ def test_sampling_goes_on_from_woven_kv(case):
     close(logits, following)
     assert isinstance(QUESTION, str)
     assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("recipe", ["epic", "prophetkv"])
+def test_a_question_that_a_step_cuts_is_answered(case, recipe, monkeypatch):
+    """Two questions have more tokens than the 512 that vLLM schedules in a step, so the second one is cut."""
+    scheduler = case.vllm.llm.llm_engine.engine_core.engine_core.scheduler
+    monkeypatch.setattr(scheduler.connector._claims, "_max_rows", 2000)
+    case.prepare(recipe)
+    question = " ".join(text(number) for number in range(20, 27))
+    prompts = (CHUNKS[:1], CHUNKS[1:2])
+    bodies = [case.body(recipe, chunks, question, ratio=0.1) for chunks in prompts]
+    requests = case.vllm.weaver.counts.requests
+    found = case.vllm.generate(*bodies)
+    assert case.vllm.weaver.counts.requests == requests + 2
+    assert sum(len(body["prompt"]) - 50 for body in bodies) > 512
+    for logits, chunks in zip(found, prompts, strict=True):
+        assert torch.isfinite(logits).all()
+        if recipe == "epic":  # selects without the question
+            expected = case.expected(recipe, chunks, question, ratio=0.1).logits[0]
+            close(logits, expected, tolerance=1e-3)  # over a longer prompt than the other tests have
