@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from kvweave.errors import StoreError
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.recipes.match import missing_chunks
 from kvweave.recipes.request import PrefillRequest
@@ -49,7 +50,11 @@ class Claims:
         task = self._task(request)
         if task is None or task.budget.recomputes_all:  # vLLM computes all of it anyway
             return 0
-        needed = self._needed(task, request.prompt_token_ids, computed)
+        try:
+            needed = self._needed(task, request.prompt_token_ids, computed)
+        except (StoreError, OSError) as error:
+            _LOG.warning("request %s is prefilled without kvweave: %s", request.request_id, error)
+            return 0
         count = len(task.spans)
         while count and task.previous is None and needed[count - 1] > self._max_rows:
             count -= 1

@@ -17,6 +17,7 @@ from typing import Any, Final
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.recipes.methods import in_any_storage, recipe_named
+from kvweave.recipes.offline import preparation_steps
 from kvweave.recipes.place import Causal, TruePositions
 from kvweave.recipes.recipe import Recipe, SelectedRows
 from kvweave.recipes.request import Budget
@@ -123,6 +124,10 @@ def read_task(params: Mapping[str, Any] | None, token_ids: Sequence[int]) -> Tas
     if previous is not None and not (isinstance(previous, int) and 0 <= previous < max(1, len(spans))):
         raise InvalidField(
             f"{FIELD}.previous", f"it is {previous!r}; give a number of the {len(spans) - 1} other spans"
+        )
+    if previous is not None and any(step.across_chunks for step in preparation_steps(recipe)):
+        raise InvalidField(
+            f"{FIELD}.recipe", f"{recipe.name} prepares chunks together, which one request at a time cannot"
         )
     if previous is not None and not spans:
         raise InvalidField(f"{FIELD}.spans", "it is empty; the last span is the chunk to prepare")
