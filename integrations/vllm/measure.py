@@ -118,7 +118,11 @@ def table(found: dict[str, list[float]]) -> str:
     """Return medians, quartiles and the ratio to vLLM's own prefill, prompt by prompt."""
     lines = ["| way | median s | quartiles | vllm / way |", "|---|---|---|---|"]
     for way in sorted(found):
-        low, middle, high = statistics.quantiles(found[way], n=4) if len(found[way]) > 1 else found[way] * 3
+        low, middle, high = (
+            statistics.quantiles(found[way], n=4, method="inclusive")
+            if len(found[way]) > 1
+            else found[way] * 3
+        )
         times = statistics.median(a / b for a, b in zip(found["vllm"], found[way], strict=True))
         lines.append(f"| {way} | {middle:.3f} | {low:.3f} – {high:.3f} | {times:.2f} |")
     return "\n".join(lines)

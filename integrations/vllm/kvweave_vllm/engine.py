@@ -111,13 +111,13 @@ class VllmEngine(Engine):
         """Write the stored KV of a cache into its request's pages, once. Raises DamagedEntry."""
         if kv_cache.in_pages:
             return
-        starts = [
-            torch.arange(max(span.start, kv_cache.first), span.end)
-            for span in kv_cache.spans
-            if span.end > kv_cache.first
+        places = [
+            torch.arange(max(each.start, kv_cache.first), each.end)
+            for each in kv_cache.spans
+            if each.end > kv_cache.first
         ]
-        if starts:
-            rows = torch.cat(starts)
+        if places:
+            rows = torch.cat(places)
             slots = self.passes.slots(kv_cache.blocks, rows)
             g = self.geometry
             like = torch.empty(1, g.kv_heads, 0, g.head_width, dtype=g.dtype, device=g.device)

@@ -1,8 +1,11 @@
 """What the plug-in was not tested with or cannot work with is refused when vLLM starts, each in one line."""
 
+import sys
 from typing import Any, Final
 
 import vllm
+
+from kvweave.models.rotary import rope_regime
 
 TESTED: Final = ("0.32.0",)
 """Versions of vLLM that the tests of this package pass with."""
@@ -27,6 +30,7 @@ def check_config(config: Any) -> None:
         "multi-head latent attention (MLA)": model.use_mla,
         "recurrent layers": model.is_hybrid or model.has_inner_state,
         "models that vLLM runs by transformers' code": model.using_transformers_backend(),
+        "rotary frequencies that depend on the length": rope_regime(model.hf_config, sys.maxsize) != "fixed",
         "quantised weights": model.quantization is not None,
         "speculative decoding": config.speculative_config is not None,
         "encoders": model.is_encoder_decoder or model.runner_type != "generate",

@@ -150,3 +150,19 @@ def budget_of(recipe):
 
 def close(found, expected, tolerance=TOLERANCE):
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-5)
+
+
+DIFFERENCES = {}
+"""Largest difference between both engines' logits, and the largest logit, by model and recipe; `pytest -s` prints it."""
+
+
+def record(model, recipe, found, expected):
+    DIFFERENCES[model, recipe] = (found - expected).abs().max().item(), expected.abs().max().item()
+
+
+def print_differences():
+    for model in dict.fromkeys(model for model, _ in DIFFERENCES):
+        own = {recipe: each for (name, recipe), each in DIFFERENCES.items() if name == model}
+        worst = max(own, key=lambda recipe: own[recipe][0])
+        largest = max(size for _, size in own.values())
+        print(f"\n{model}: {own[worst][0]:.1e} of logits up to {largest:.0f} ({worst}; of {', '.join(own)})")

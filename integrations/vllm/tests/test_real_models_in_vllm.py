@@ -7,7 +7,7 @@ pytest.importorskip(
 )
 
 import torch
-from engines import Case, budget_of
+from engines import Case, budget_of, print_differences, record
 
 from kvweave.samples import DOCUMENTS
 from kvweave_lab.real_models import MODELS, command, prepared_folder
@@ -33,8 +33,15 @@ def case(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVWEAVE_HOME", str(home))
         found = Case(folder, home, max_model_len=1024, max_num_batched_tokens=1024, block_size=128)
+        found.name = request.param
         yield found
         found.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def differences():
+    yield
+    print_differences()
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,8 @@ def test_a_recipe_gives_the_logits_of_the_transformers_engine(case, recipe):
     assert expected.plan.prompt_tokens > 512
     (logits,) = case.vllm.generate(case.body(recipe, CHUNKS, QUESTION, **budget))
     assert case.vllm.weaver.counts.failed == 0
+    logits = logits[: expected.logits.shape[1]]
+    record(case.name, recipe, logits, expected.logits[0])
     assert expected.logits.abs().max() > 5
-    torch.testing.assert_close(logits[: expected.logits.shape[1]], expected.logits[0], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(logits, expected.logits[0], atol=TOLERANCE, rtol=0)
     assert logits.argmax() == expected.logits[0].argmax()

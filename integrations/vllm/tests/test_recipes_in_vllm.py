@@ -10,7 +10,7 @@ pytest.importorskip(
     "vllm", reason="vLLM is not installed here; integrations/vllm/README.md says how to run these tests"
 )
 
-from engines import CHUNKS, QUESTION, SYSTEM, TOLERANCE, Case, budget_of, close
+from engines import CHUNKS, QUESTION, SYSTEM, TOLERANCE, Case, budget_of, close, print_differences, record
 
 from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_model, tiny_tokenizer
@@ -56,6 +56,7 @@ def case(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVWEAVE_HOME", str(home))
         found = Case(folder, home)
+        found.name = request.param
         yield found
         found.close()
     gc.collect()
@@ -67,6 +68,12 @@ def nothing_stored(case):
     case.vllm.forget()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def differences():
+    yield
+    print_differences()
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_the_logits_of_the_transformers_engine(case, recipe):
     case.prepare(recipe)
@@ -75,6 +82,7 @@ def test_a_recipe_gives_the_logits_of_the_transformers_engine(case, recipe):
     expected = case.expected(recipe, **budget)
     rows = counts.rows
     (logits,) = case.vllm.generate(case.body(recipe, **budget))
+    record(case.name, recipe, logits, expected.logits[0])
     close(logits, expected.logits[0])
     assert counts.failed == 0
     fresh = sum(span.tokens for span in expected.plan.spans[:-1] if span.origin == "fresh")

@@ -11,10 +11,15 @@ pytest.importorskip(
 from kvweave_vllm import support
 
 
+def text_config(rope):
+    text = SimpleNamespace(rope_parameters=rope, max_position_embeddings=512)
+    return SimpleNamespace(get_text_config=lambda decoder: text)
+
+
 def config(**changes):
     model = SimpleNamespace(
         is_multimodal_model=False, use_mla=False, is_hybrid=False, has_inner_state=False, quantization=None,
-        is_encoder_decoder=False, runner_type="generate", using_transformers_backend=lambda: False,
+        is_encoder_decoder=False, runner_type="generate", using_transformers_backend=lambda: False, hf_config=text_config({}),
     )  # fmt: skip
     parallel = SimpleNamespace(
         pipeline_parallel_size=1, tensor_parallel_size=1, data_parallel_size=1,
@@ -46,6 +51,7 @@ def test_a_plain_configuration_is_accepted():
         ({"is_multimodal_model": True}, "multimodal"),
         ({"use_mla": True}, "MLA"),
         ({"is_hybrid": True}, "recurrent"),
+        ({"hf_config": text_config({"rope_type": "dynamic", "factor": 2.0})}, "depend on the length"),
         ({"quantization": "gptq"}, "quantised weights"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"using_transformers_backend": lambda: True}, "transformers"),

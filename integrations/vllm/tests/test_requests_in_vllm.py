@@ -141,6 +141,22 @@ def test_rows_of_a_step_are_bounded(case):
         close(logits, case.expected("full", chunks).logits[0])
 
 
+def test_rows_of_several_requests_run_in_one_pass(case, monkeypatch):
+    scheduler = case.vllm.llm.llm_engine.engine_core.engine_core.scheduler
+    monkeypatch.setattr(scheduler.connector._claims, "_max_rows", 2000)
+    case.prepare("epic")
+    passes, together = case.vllm.weaver.engine.passes, []
+    run = passes.run
+    monkeypatch.setattr(
+        passes, "run", lambda requests, *more: together.append(len(requests)) or run(requests, *more)
+    )
+    orders = (CHUNKS, CHUNKS[::-1])
+    found = case.vllm.generate(*(case.body("epic", order, ratio=0.3) for order in orders))
+    assert together == [2]
+    for logits, order in zip(found, orders, strict=True):
+        close(logits, case.expected("epic", order, ratio=0.3).logits[0])
+
+
 def test_a_prompt_with_more_rows_than_a_step_has_gets_its_first_chunks(case):
     chunks = tuple(text(number, 20) for number in range(10, 16))
     counts = case.vllm.weaver.counts
