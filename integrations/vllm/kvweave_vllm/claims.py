@@ -1,7 +1,7 @@
 """Which tokens of a request the scheduler leaves to kvweave, and how many rows the passes of one step may have."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +14,6 @@ from kvweave_vllm.model import Served
 from kvweave_vllm.weaver import Load
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    task: Task
-    first: int
-    rows: int
 
 
 class Claims:
@@ -41,7 +34,7 @@ class Claims:
         )
         self._store = store
         self._tasks: dict[str, Task | None] = {}
-        self._claims: dict[str, _Claim] = {}
+        self._claims: dict[str, tuple[Load, int]] = {}  # without blocks, and with the rows that it needs
         self._loads: list[Load] = []
         self._rows = 0
 
@@ -64,15 +57,15 @@ class Claims:
         rows = needed[count - 1]
         if self._rows and self._rows + rows > self._max_rows:
             return None
-        self._claims[request.request_id] = _Claim(task.first(count), computed, rows)
+        load = Load(request.request_id, tuple(request.prompt_token_ids), (), computed, task.first(count))
+        self._claims[request.request_id] = load, rows
         return end - computed
 
     def allocated(self, request: Any, blocks: list[int]) -> None:
         """Add a request that has its blocks to what the worker does in this step."""
-        claim = self._claims.pop(request.request_id)
-        ids = tuple(request.prompt_token_ids)
-        self._loads.append(Load(request.request_id, ids, tuple(blocks), claim.first, claim.task))
-        self._rows += claim.rows
+        load, rows = self._claims.pop(request.request_id)
+        self._loads.append(replace(load, blocks=tuple(blocks)))
+        self._rows += rows
 
     def finished(self, request: Any) -> None:
         """Forget a request."""
@@ -87,9 +80,8 @@ class Claims:
 
     def _task(self, request: Any) -> Task | None:
         """Return what a request asks for; None, with a warning, for what cannot be honoured: it is then prefilled as any other."""
-        known = self._tasks
-        if request.request_id not in known:
-            known[request.request_id] = None
+        if request.request_id not in self._tasks:
+            self._tasks[request.request_id] = None
             try:
                 task = read_task(request.kv_transfer_params, request.prompt_token_ids or ())
                 if task is not None and not task.exact and not (request.cache_salt or "").startswith(SALT):
@@ -97,10 +89,10 @@ class Claims:
                         "cache_salt",
                         f"it does not begin with {SALT}, so that others could take this KV for exact",
                     )
-                known[request.request_id] = task if task is not None and task.spans else None
+                self._tasks[request.request_id] = task if task is not None and task.spans else None
             except InvalidField as error:
                 _LOG.warning("request %s is prefilled without kvweave: %s", request.request_id, error)
-        return known[request.request_id]
+        return self._tasks[request.request_id]
 
     def _needed(self, task: Task, token_ids: list[int], computed: int) -> list[int]:
         """Return about how many rows run, at most, if the first 1, 2, … chunks are provided."""
