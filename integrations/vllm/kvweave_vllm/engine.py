@@ -166,13 +166,9 @@ class VllmEngine(Engine):
         with (
             torch.inference_mode(),
             kv_cache.writing(plan.rows),
-            before.recording(self._modules if capture else ()),
+            before.recording(self.rotation.modules if capture else ()),
         ):
             yield observe
-
-    @property
-    def _modules(self) -> set[nn.Module]:
-        return {module for module in self.rotation.modules if module is not None}
 
     def _find_rotary(self) -> list[nn.Module | None]:
         """Return the module that rotates each layer's keys, None for a layer without positions.
@@ -218,7 +214,7 @@ class _BeforeRotation:
             self.module, self._key = module, key.clone()  # some kernels turn it in place
 
         with ExitStack() as stack:
-            for module in modules:
+            for module in {each for each in modules if each is not None}:
                 stack.callback(module.register_forward_pre_hook(record, with_kwargs=True).remove)
             yield
 
