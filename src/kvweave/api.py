@@ -91,7 +91,7 @@ def generate(
     decoded = Decoded()
     prompt = result.request.prompt
     for _ in pieces(
-        result.request.adapter,
+        result.adapter,
         result.kv_cache,
         prompt.token_ids,
         result.logits,

@@ -129,7 +129,7 @@ def generate_all(
     """Generate the reply to a prefilled prompt as `generate` does, to its end."""
     decoded = Decoded()
     for _ in generate(
-        result.request.adapter,
+        result.adapter,
         result.kv_cache,
         prompt.token_ids,
         result.logits,

@@ -120,7 +120,7 @@ def _generate(
     if isinstance(result, SnapshotResult):
         return generate_plainly(result, ids, generation, most, decoded, prompt.reply)
     return generate(
-        result.request.adapter,
+        result.adapter,
         result.kv_cache,
         ids,
         result.logits,

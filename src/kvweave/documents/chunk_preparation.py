@@ -377,11 +377,13 @@ class _Run:
 
     def _to_end(self, batch: _Batch, chunks: Sequence[Ids]) -> set[Ids]:
         """Run the batch's step; start it again if a request stopped a pass that cannot be resumed."""
+        adapter = batch.ctx.adapter
+        assert isinstance(adapter, Adapter)  # no other engine prepares documents
         while True:
             low = (
                 nullcontext()
                 if self._guard is None
-                else batch.ctx.adapter.low_priority(self._guard, block_tokens=_BLOCK_TOKENS)
+                else adapter.low_priority(self._guard, block_tokens=_BLOCK_TOKENS)
             )
             with suppress(Preempted), low:
                 return batch.step.compute(replace(batch.ctx, progress=self._advance(batch)), chunks)

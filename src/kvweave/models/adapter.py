@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest
 from kvweave.machine import all_threads
 from kvweave.models.attention import (
@@ -28,6 +27,7 @@ from kvweave.models.attention import (
 )
 from kvweave.models.batcher import PassBatcher
 from kvweave.models.cache_base import AppendableCache
+from kvweave.models.engine import Engine
 from kvweave.models.fingerprint import ModelMemory, WatchedFingerprint
 from kvweave.models.forward import (
     LayerTime,
@@ -37,19 +37,18 @@ from kvweave.models.forward import (
     last_row_only,
 )
 from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
-from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.packed import run_packed
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
-from kvweave.models.prompt import PromptTemplate, check_length
-from kvweave.models.rotary import GivenKeys, RotationRecorder, RowCapture, rope_regime
+from kvweave.models.prompt import PromptTemplate
+from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder, RowCapture, rope_regime
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import middle_layers, probe
-from kvweave.types import ChunkKV, ModelFingerprint, TokenizedPrompt
+from kvweave.types import ModelFingerprint, TokenizedPrompt
 
 
-class Adapter:
+class Adapter(Engine):
     """Wraps a loaded model and its tokenizer.
 
     Switches the model to kvweave's attention function; outside kvweave's own passes, that function calls the library's. Also
@@ -58,9 +57,10 @@ class Adapter:
 
     Attributes:
         batcher: packs the passes of concurrent threads; None runs one at a time.
-        critical_layers: the layers whose attention best predicts what decoding attends to; at first the middle ones.
         spans: the stored KV that concurrent requests share; None gives each its own copy.
     """
+
+    rotation: Rotation
 
     def __init__(
         self,
@@ -94,7 +94,11 @@ class Adapter:
         """Return the fingerprint, made anew if the weights were changed; called once in a request."""
         return self._fingerprint.check()
 
-    # Caches and chunks
+    @property
+    def stops_early(self) -> bool:
+        return self._low is None and self.batcher is None  # else a pass with hooks runs whole
+
+    # Caches
 
     def new_cache(
         self,
@@ -104,12 +108,6 @@ class Adapter:
         *,
         share: bool = True,
     ) -> FusedCache:
-        """Return a cache over `length` prompt positions with stored spans placed in it.
-
-        `positions` (length,) are the rotary positions of all prompt tokens, if these are not 0 … length − 1. The last must
-        be the largest, since generated tokens continue from it. Without `share` the request has a copy of the spans of its own,
-        also where requests share them. Raises InvalidRequest if the last is not the largest, and for spans that overlap.
-        """
         device = self.geometry.device
         positions = torch.arange(length) if positions is None else positions
         check_positions(positions, length)
@@ -122,47 +120,6 @@ class Adapter:
             return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions.to(device))
         return FusedCache(self.geometry.layers, length, placed, angles, positions.to(device))
 
-    def rows(self, rows: Tensor) -> RowPlan:
-        """Return a plan for plain causal attention of these prompt positions (T,), ascending."""
-        return RowPlan(rows.to(self.geometry.device), self.geometry.dtype)
-
-    def encode(self, token_ids: Sequence[int], *before: ChunkKV) -> ChunkKV:
-        """Prefill a chunk after stored KV, in the given order, and return the chunk's KV alone, keys unrotated.
-
-        After the system prompt's KV this is the `isolated` preparation (FusionRAG eq. 5), after nothing `bare`
-        (CacheClip §2.3), after the system prompt and other chunks `similar` (FusionRAG eq. 10).
-        """
-        if not token_ids:
-            return self.empty_kv()
-        ids: tuple[int, ...] = ()
-        spans = []
-        for kv in before:
-            spans.append(PlacedSpan(kv, len(ids), len(ids)))
-            ids += kv.token_ids
-        start, ids = len(ids), (*ids, *token_ids)
-        self.check_length(len(ids))
-        kv_cache = self.new_cache(len(ids), spans)
-        plan = self.rows(torch.arange(start, len(ids)))
-        if self._low is None and self.batcher is None:  # a pass with hooks runs whole
-            plan.hooks.append(StopAtLayer(self.geometry.layers - 1))  # the logits are not needed
-        with suppress(StopForward):
-            self.compute(kv_cache, ids, plan, capture=True)
-        return self.extract_chunk_kv(kv_cache, ids, start, len(ids))
-
-    def extract_chunk_kv(
-        self, kv_cache: FusedCache, token_ids: Sequence[int], start: int, end: int
-    ) -> ChunkKV:
-        """Return a copy of the KV of prompt positions `start:end` from the last capturing pass."""
-        assert kv_cache.capture is not None
-        assert kv_cache.capture.kv is not None
-        kv = kv_cache.capture.kv[:, :, :, start:end].contiguous().cpu()
-        return ChunkKV(tuple(token_ids[start:end]), kv)
-
-    def empty_kv(self) -> ChunkKV:
-        """Return the KV of no tokens."""
-        g = self.geometry
-        return ChunkKV((), torch.empty(g.layers, 2, g.kv_heads, 0, g.head_width, dtype=g.dtype))
-
     # Passes
 
     def compute(
@@ -173,11 +130,6 @@ class Adapter:
         *,
         capture: bool = False,
     ) -> Tensor:
-        """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
-
-        Writes their K,V into the cache. Every row attends to all cache positions up to its own. `token_ids` are all of the
-        prompt's, (N,). With `capture`, `kv_cache.capture.kv` afterwards holds the rows' unrotated K and V.
-        """
         rows = self._pass_rows(kv_cache, token_ids, plan)
         kv_cache.capture = None
         if self._low is not None:
@@ -194,15 +146,6 @@ class Adapter:
             kv_cache.capture = RowCapture(GivenKeys(), self.geometry.layers, kv_cache.length)
         in_pieces = not plan.hooks and self._same_regime(kv_cache, plan.rows)
         return self.batcher.run(rows, in_pieces=in_pieces)
-
-    def run_partial(self, kv_cache: FusedCache, token_ids: Sequence[int], plan: RowPlan) -> None:
-        """Run a pass as `compute` does, for its hooks alone; it ends where one raises StopForward.
-
-        The rows of the layers that ran, the last one included, are in the cache. Raises Cancelled.
-        """
-        check_cancelled()
-        with suppress(StopForward):
-            self.compute(kv_cache, token_ids, plan)
 
     def compute_packed(self, requests: Sequence[tuple[FusedCache, Sequence[int], RowPlan]]) -> list[Tensor]:
         """Do what `compute` does for each (cache, token ids, plan), in one call of the model and without padding.
@@ -337,7 +280,6 @@ class Adapter:
     # Lengths
 
     def rope_regime(self, prompt_tokens: int) -> str:
-        """Name the frequency scaling that a pass of this length uses; "fixed" if it never changes."""
         return rope_regime(self.model.config, prompt_tokens)
 
     def needs_rope_rescale(self, prompt_tokens: int, held_tokens: int | None = None) -> bool:
@@ -357,15 +299,6 @@ class Adapter:
     def check_append(self, kv_cache: AppendableCache, tokens: int) -> None:
         """Raise InvalidRequest if that many more tokens need other frequencies than the cached KV; see `step`."""
         continuation_plan(self.model, kv_cache, kv_cache.next_rows(tokens))
-
-    def check_length(self, prompt_tokens: int, new_tokens: int = 0) -> None:
-        """Raise PromptTooLong if prompt and answer do not fit the model's context; the message says by how much."""
-        check_length(self.geometry.context_tokens, self.fingerprint.name, prompt_tokens, new_tokens)
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished its queued work, so that a clock read afterwards is right."""
-        if self.geometry.device.type == "cuda":
-            torch.cuda.synchronize(self.geometry.device)
 
     # Inside
 

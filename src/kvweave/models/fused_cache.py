@@ -21,7 +21,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from kvweave.errors import InvalidRequest
 from kvweave.models.cache_base import AppendableCache, LayerSink
-from kvweave.models.rotary import Angles, RowCapture
+from kvweave.models.rotary import PlacedRotation, RowCapture
 from kvweave.types import ChunkKV
 
 SPARE_TOKENS = 64  # room for the first generated tokens before a layer has to grow
@@ -104,7 +104,7 @@ class FusedCache(AppendableCache):
         layers: int,
         length: int,
         spans: tuple[PlacedSpan, ...],
-        angles: Angles,
+        angles: PlacedRotation,
         positions: Tensor,
     ) -> None:
         self._shared = SharedLayerState(layers, length, spans, angles)
@@ -332,7 +332,9 @@ class SharedLayerState:
     cache's last reference; waiting for Python's garbage collector could hold gigabytes in a large process.
     """
 
-    def __init__(self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: Angles) -> None:
+    def __init__(
+        self, layers: int, length: int, spans: tuple[PlacedSpan, ...], angles: PlacedRotation
+    ) -> None:
         self.length = length
         self.spans = spans
         self.rows: Tensor | None = None  # (T,), what updates write during a pass; None means append mode

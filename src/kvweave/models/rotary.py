@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,14 @@ class RotationRecorder(AbstractContextManager["RotationRecorder"]):
         return self._original(q, k, cos, *args, **kwargs)
 
 
+class UnrotatedKeys(Protocol):
+    """Knows the keys of a pass as they were before the model rotated them."""
+
+    def unrotated_key(self, rotated: Tensor) -> Tensor:
+        """Return what a layer's rotated key (B, G, T, D) was before its rotation; asked once per layer, in order."""
+        ...
+
+
 class GivenKeys:
     """The unrotated `keys` of one request's rows in a packed pass, which the pass sets at every layer."""
 
@@ -99,7 +107,7 @@ class RowCapture:
     `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. Owned by the request.
     """
 
-    def __init__(self, recorder: RotationRecorder | GivenKeys, layers: int, length: int) -> None:
+    def __init__(self, recorder: UnrotatedKeys, layers: int, length: int) -> None:
         self.kv: Tensor | None = None
         self.recorder = recorder
         self._layers, self._length = layers, length
@@ -145,6 +153,22 @@ class Rotation:
             if getattr(embedding, "rope_type", None) == "dynamic":
                 embedding.register_buffer("inv_freq", embedding.original_inv_freq.clone(), persistent=False)
                 embedding.max_seq_len_cached = embedding.original_max_seq_len
+
+
+class PlacedRotation(Protocol):
+    """Rotates the stored keys of every layer to a run of positions (S,)."""
+
+    def rotate(self, layer: int, keys: Tensor, start: int = 0) -> Tensor:
+        """Rotate a layer's keys (B, G, S, D) to the run's positions from index `start`; return a new tensor or, for NoPE, `keys`."""
+        ...
+
+
+class KeyRotation(Protocol):
+    """Rotates stored keys as the model does."""
+
+    def angles(self, positions: Tensor, prompt_tokens: int, like: Tensor) -> PlacedRotation:
+        """Return the rotation to positions (S,) in a prompt of `prompt_tokens` tokens, for keys like `like`."""
+        ...
 
 
 class Angles:

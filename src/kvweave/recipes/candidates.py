@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvweave.errors import InvalidRequest
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.methods import DEFAULT_STORAGE, recipe_named
 from kvweave.recipes.offline import extractors_of
@@ -49,7 +49,7 @@ class Candidate:
         own = self.recipe.prepare
         return own.entry_count + len(self._extractors)
 
-    def stored_bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+    def stored_bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Return about how many bytes of the store a prepared chunk of this length takes."""
         features = sum(each.bytes(adapter, chunk_tokens) for each in self._extractors)
         return self.recipe.prepare.bytes(adapter, chunk_tokens) + features

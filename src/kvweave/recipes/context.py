@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.kvstore.kv_store import KVStore
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance, ModelFingerprint, Storage
 
 Ids = tuple[int, ...]
@@ -66,7 +66,7 @@ class PrepareContext:
     stores on the way; the prefix's KV is always stored exactly.
     """
 
-    adapter: Adapter
+    adapter: Engine
     store: KVStore
     prefix: Ids
     corpus: Corpus = field(default_factory=NoCorpus)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.models.hooks import AttentionShares
 from kvweave.recipes.context import Corpus, Ids, PrepareContext, StoreEntry
 from kvweave.types import ChunkFeature, KVProvenance, TokenizedPrompt
@@ -35,7 +35,7 @@ class FeatureExtractor(Protocol):
         return False
 
     @abstractmethod
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance that the feature of a chunk of this length after a system prefix is stored under."""
         ...
 
@@ -48,7 +48,7 @@ class FeatureExtractor(Protocol):
         """
         ...
 
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+    def bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Return about how many bytes of the store the entries of a chunk of this length take; by default a number per token."""
         return feature_bytes(chunk_tokens)
 

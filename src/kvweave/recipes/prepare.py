@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.format import storage_of
 from kvweave.kvstore.keys import digest_tokens, quantised
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.ops.quantise import BITS, quantise, quantised_bytes
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
@@ -34,7 +34,7 @@ class Prepare(Protocol):
     """
 
     @abstractmethod
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return the provenances of KV usable for a chunk of this length, best first; empty if nothing is prepared.
 
         `compute` makes KV of the first one. The others are used where that is missing.
@@ -84,7 +84,7 @@ class Prepare(Protocol):
         """How prepared KV is stored; by default exactly."""
         return "exact"
 
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+    def bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Return at most how many bytes of the store those entries and the features beside them take for a chunk of this length."""
         beside = sum(each.bytes(adapter, chunk_tokens) for each in self.by_products)
         return self.entry_count * kv_bytes(adapter, chunk_tokens, self.storage) + beside
@@ -102,7 +102,7 @@ class Prepare(Protocol):
 class NotPrepared(Prepare):
     """Compute nothing offline."""
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return nothing."""
         return ()
 
@@ -115,7 +115,7 @@ class NotPrepared(Prepare):
 class Bare(Prepare):
     """Prefill the chunk alone from position 0, so that it has its own attention sink (CacheClip §2.3)."""
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return one, exact after no text."""
         return (KVProvenance("bare", (), rope_regime=adapter.rope_regime(chunk_tokens)),)
 
@@ -128,7 +128,7 @@ class Bare(Prepare):
 class Isolated(Prepare):
     """Prefill S ++ C and keep C's rows: one attention sink at the front of the prompt (FusionRAG eq. 5)."""
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return one, exact after the system prefix alone."""
         return (isolated_provenance(adapter, prefix, chunk_tokens),)
 
@@ -145,7 +145,7 @@ class Isolated(Prepare):
         return PreparedChunk(ChunkKV(chunk, both.kv[:, :, :, len(prefix) :].contiguous()), sources)
 
 
-def isolated_provenance(adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+def isolated_provenance(adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
     """Return the provenance of a chunk's KV after the system prefix alone."""
     regime = adapter.rope_regime(len(prefix) + chunk_tokens)
     return KVProvenance("isolated", (digest_tokens(prefix),) if prefix else (), rope_regime=regime)
@@ -179,7 +179,7 @@ class WithNeighbours(Prepare):
         """Two: the chunk's own KV, and the `isolated` KV that other chunks are prepared after."""
         return 2
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return this kind, not exact because the neighbours' KV was computed apart, ..., and last `isolated`."""
         isolated = isolated_provenance(adapter, prefix, chunk_tokens)
         return replace(isolated, kind=self.kind, exact=False), isolated
@@ -276,7 +276,7 @@ def quantise_kv(kv: ChunkKV, storage: Storage) -> ChunkKV:
     return ChunkKV(kv.token_ids, quantise(kv.kv, storage))
 
 
-def kv_bytes(adapter: Adapter, tokens: int, storage: Storage = "exact") -> int:
+def kv_bytes(adapter: Engine, tokens: int, storage: Storage = "exact") -> int:
     """Return at most how many bytes a KV entry of this length takes."""
     shape = adapter.geometry
     if storage not in BITS:
@@ -331,7 +331,7 @@ class Quantised(_Stored):
                 "exact; use storage exact, or another preparation"
             )
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return each provenance of the inner preparation, quantised and then exact."""
         exact = self.inner.provenances(adapter, prefix, chunk_tokens)
         return tuple(
@@ -356,7 +356,7 @@ class AnyStorage(_Stored):
     What it computes itself is exact. `inner` is exact, and keeps no exact versions.
     """
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return each provenance of the inner preparation in every storage."""
         exact = self.inner.provenances(adapter, prefix, chunk_tokens)
         return tuple(quantised(provenance, storage) for provenance in exact for storage in _BEST_FIRST)

@@ -153,7 +153,7 @@ def run(
                 # The whole budget computes exact chunks too: the result must equal full attention.
                 selected = state.stored_chunks if budget.recomputes_all else recipe.select.choose(state)
                 clock.selected, clock.placed_s = time.perf_counter(), state.kv_cache.place_s
-                new = _NewEntries(recipe, state, sink)
+                new = NewEntries(recipe, state, sink)
                 hooks = new.hooks if sink is None else [*new.hooks, sink]
                 rows = torch.cat([selected, state.fresh]).sort().values
                 check_cancelled()
@@ -226,13 +226,13 @@ def _place(
     return PrefillState(request, kv_cache, matched, recipe.attend)
 
 
-class _NewEntries:
+class NewEntries:
     """The spans whose exact KV a request computes and which are worth storing.
 
     `hooks` go on the pass. They record the attention of chunks that are kept as versions, if the recipe reads it.
     """
 
-    def __init__(self, recipe: Recipe, state: PrefillState, sink: LayerSink | None) -> None:
+    def __init__(self, recipe: Recipe, state: PrefillState, sink: LayerSink | None = None) -> None:
         self._recipe, self._request = recipe, state.request
         self.spans = [] if sink is not None and sink.bounded else _storable(recipe, state)
         chunks = [number for number in self.spans if self._request.prompt.spans[number].kind == "chunk"]
@@ -268,7 +268,7 @@ def _storable(recipe: Recipe, state: PrefillState) -> list[int]:
 
 
 def _result(
-    recipe: Recipe, state: PrefillState, selected: Tensor, logits: Tensor, new: _NewEntries, clock: _Clock
+    recipe: Recipe, state: PrefillState, selected: Tensor, logits: Tensor, new: NewEntries, clock: _Clock
 ) -> PrefillResult:
     request, kv_cache = state.request, state.kv_cache
     if kv_cache.sink is not None:

@@ -14,6 +14,7 @@ from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
 from kvweave.models.attention import RowPlan
 from kvweave.models.cache_base import PrefixContext
+from kvweave.models.engine import Engine
 from kvweave.models.fused_cache import FusedCache
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.features import FeatureExtractor
@@ -76,7 +77,7 @@ class PrefillRequest:
     earlier turns; the prompt's system span then holds the tokens that join the two.
     """
 
-    adapter: Adapter
+    adapter: Engine
     store: KVStore
     prompt: TokenizedPrompt
     budget: Budget
@@ -175,6 +176,12 @@ class PrefillResult:
     scores: tuple[Tensor, Tensor] | None = None
 
     @property
+    def adapter(self) -> Adapter:
+        """The adapter that prefilled the prompt, to generate with."""
+        assert isinstance(self.request.adapter, Adapter)  # `run` takes no other engine
+        return self.request.adapter
+
+    @property
     def generate_kwargs(self) -> dict[str, object]:
         """Arguments for one call of `model.generate`, which uses the KV cache up."""
-        return self.request.adapter.generate_kwargs(self.kv_cache, self.request.prompt)
+        return self.adapter.generate_kwargs(self.kv_cache, self.request.prompt)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import (
@@ -49,7 +49,7 @@ class SimulatedRequests(FeatureExtractor):
 
     across_chunks: ClassVar[bool] = True
 
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, whatever the other chunks were."""
         kind = f"rehearsed-{self.rounds}-{self.max_chunks}"
         if self.max_versions is not None:
@@ -74,7 +74,7 @@ class SimulatedRequests(FeatureExtractor):
                 provenance = extractor.provenance(ctx.adapter, ctx.prefix, len(chunk))
                 yield StoreEntry(feature, provenance, tuple(sources[chunk]))
 
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+    def bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Count one number per token; with `max_versions`, also KV and its attention from each round."""
         if self.max_versions is None:
             return feature_bytes(chunk_tokens)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.models.fused_cache import PlacedSpan
 from kvweave.models.hooks import AttentionProbe
 from kvweave.models.loading import AUXILIARY_NAME, load_model
@@ -212,7 +213,7 @@ class AuxiliaryExtractor(FeatureExtractor):
 
     name: str | None = None
 
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return a provenance with the auxiliary model's digest, so that other weights find nothing."""
         auxiliary = load_auxiliary(self.name)
         kind = f"auxiliary-{auxiliary.adapter.fingerprint.digest}"
@@ -224,11 +225,11 @@ class AuxiliaryExtractor(FeatureExtractor):
             provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
             yield StoreEntry(self.feature(ctx.adapter, chunk), provenance, (digest_tokens(chunk),))
 
-    def bytes(self, adapter: Adapter, chunk_tokens: int) -> int:
+    def bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Count the auxiliary's KV, as if it had as many tokens, and six numbers per token for ids and characters."""
         return kv_bytes(load_auxiliary(self.name).adapter, chunk_tokens) + feature_bytes(chunk_tokens, 6)
 
-    def feature(self, adapter: Adapter, chunk: Ids) -> ChunkFeature:
+    def feature(self, adapter: Engine, chunk: Ids) -> ChunkFeature:
         """Return the feature of one chunk; `adapter` is the model that answers."""
         auxiliary = load_auxiliary(self.name)
         text = adapter.template.chunk_text(chunk)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.features import FeatureExtractor, attention_key, attention_to_earlier
 from kvweave.recipes.match import preceding_chunks
@@ -65,7 +65,7 @@ class RequestVersions(Prepare):
     limit: int = 5
     rounds: int = 3
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return the isolated one, the only one known before any request."""
         return Isolated().provenances(adapter, prefix, chunk_tokens)
 

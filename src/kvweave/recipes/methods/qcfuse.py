@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.hooks import LayerQueries, PeakAttention, StopAtLayer
 from kvweave.ops.scores import mean_attention, top_tokens
@@ -53,7 +53,7 @@ class Importance(FeatureExtractor):
     do not benefit from the words. Without room for any repetition the importance is 0 everywhere.
     """
 
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, as that of isolated KV."""
         end = min(len(prefix) + 2 * chunk_tokens, adapter.geometry.context_tokens)
         votes = voting_layers(adapter.geometry, len(prefix), end - 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvweave.models.adapter import Adapter
+from kvweave.models.engine import Engine
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.prefill_state import PrefillState
@@ -67,7 +67,7 @@ class SimilarAndPrevious(WithNeighbours):
         """How far KV moved."""
         return (ContextSensitivity(self),)
 
-    def provenances(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
+    def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return this kind, then that of `Previous`, which earlier versions prepared for `weave`, and `isolated`."""
         own, isolated = WithNeighbours.provenances(self, adapter, prefix, chunk_tokens)
         previous, _ = Previous(self.previous).provenances(adapter, prefix, chunk_tokens)
@@ -102,7 +102,7 @@ class ContextSensitivity(FeatureExtractor):
 
     neighbours: WithNeighbours = field(default_factory=SimilarAndPrevious)
 
-    def provenance(self, adapter: Adapter, prefix: Ids, chunk_tokens: int) -> KVProvenance:
+    def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance after the system prefix, with the kind of the neighbours in its own."""
         return replace(
             isolated_provenance(adapter, prefix, chunk_tokens), kind=f"moved-{self.neighbours.kind}"

@@ -1,0 +1,99 @@
+"""The KV connector that vLLM loads by this module's path, and the worker extension that shows it the model."""
+
+import logging
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from kvweave_vllm.claims import Claims
+from kvweave_vllm.engine import VllmEngine
+from kvweave_vllm.model import Served, open_store
+from kvweave_vllm.support import check_config, check_layers
+from kvweave_vllm.weaver import Load, Weaver
+
+_LOG = logging.getLogger(__name__)
+_worker: Any = None  # a weak reference to the worker of this process
+
+
+class Extension:
+    """Mixed into vLLM's worker class by `--worker-extension-cls`; tells the connector in the same process about the worker."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        global _worker
+        worker = object.__new__(cls)
+        _worker = weakref.ref(worker)
+        return worker
+
+
+@dataclass
+class Loads(KVConnectorMetadata):
+    """What the workers put into the pages in one step."""
+
+    loads: list[Load] = field(default_factory=list)
+
+
+class KvweaveConnector(KVConnectorBase_V1):
+    """Claims the tokens of requests that name chunks; the worker fills their blocks before vLLM's pass over the rest."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        check_config(vllm_config)
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._served = Served(vllm_config)
+        self._store = open_store(vllm_config)
+        if role is KVConnectorRole.SCHEDULER:
+            self._claims = Claims(self._served, self._store, vllm_config)
+        self.weaver: Weaver | None = None
+
+    # The scheduler's side
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._claims.claim(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self._claims.allocated(request, blocks.get_block_ids()[0])
+
+    def build_connector_meta(self, scheduler_output: Any) -> Loads:
+        return Loads(self._claims.step())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._claims.finished(request)
+        return False, None
+
+    # The worker's side
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        worker = None if _worker is None else _worker()
+        if worker is None:
+            raise RuntimeError(
+                "kvweave needs its worker extension; start vLLM with the flags of `kvweave-vllm flags`"
+            )
+        check_layers(worker.model_runner)
+        engine = VllmEngine(worker.model_runner, self._served.fingerprint, self._served.template)
+        self.weaver = Weaver(engine, self._store)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Loads)
+        if metadata.loads:
+            assert self.weaver is not None
+            self.weaver.weave(metadata.loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: everything is in the pages when the pass starts."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing: what is stored is captured in passes of kvweave's own."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing."""
+
+    def shutdown(self) -> None:
+        self._store.close()
