@@ -151,15 +151,13 @@ class PredictionConfig:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationConfig:
-    """Bounds that a recipe must meet in calibration.
+    """The bound that a recipe must meet in calibration.
 
     Attributes:
-        calibrate_first_tokens: Least share of questions whose first token is full attention's, 0..1.
-        calibrate_answers: The same for whole answers.
+        calibrate_tokens: Least share of the tokens of full attention's answers that a recipe chooses too, 0..1.
     """
 
-    calibrate_first_tokens: float = 0.98
-    calibrate_answers: float = 0.98
+    calibrate_tokens: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +270,7 @@ class Config:
 
     Attributes:
         home: Folder that holds everything. Default: KVWEAVE_HOME, else the platform's data folder.
-        recipe: How stored KV is reused and, without `prepare`, prepared. auto is the calibrated recipe, and weave until a
+        recipe: How stored KV is reused and, without `prepare`, prepared. auto is the calibrated recipe, and weave-shifted until a
             calibration.
         prepare: How chunk KV is prepared. Default: as the recipe does it.
         system: The instruction that every prompt starts with; the first add fixes it. Default: that of the prompt template.
@@ -430,7 +428,7 @@ _BOUNDS: Final[Mapping[str, Bound]] = {
     "overlap_tokens": (lambda value: 0 <= value < _MOST, "it cannot be negative"),
     "top_k": (lambda value: 1 <= value < _MOST, "at least one chunk is needed"),
     **dict.fromkeys(
-        ("answer_threshold", "decode_cutoff", "calibrate_first_tokens", "calibrate_answers"),
+        ("answer_threshold", "decode_cutoff", "calibrate_tokens"),
         (lambda value: 0 <= value <= 1, "it must be between 0 and 1"),
     ),
     "answer_limit_bytes": (lambda value: 0 <= value < 2**63, "it cannot be negative (0: keep no answers)"),

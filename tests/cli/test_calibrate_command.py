@@ -14,7 +14,7 @@ QUESTIONS = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis orde
 def three(monkeypatch, tmp_path):
     """Three questions are enough, and one budget is tried; returns their file."""
     made = budget_trials.candidates
-    monkeypatch.setattr(budget_trials, "candidates", lambda *given: made(*given)[1:2])
+    monkeypatch.setattr(budget_trials, "candidates", lambda *given: made(*given)[:1])
     monkeypatch.setattr(calibration, "MIN_QUESTIONS", 3)
     file = tmp_path / "questions.jsonl"
     file.write_text("\n".join(json.dumps({"question": each}) for each in QUESTIONS))
@@ -23,10 +23,10 @@ def three(monkeypatch, tmp_path):
 
 def test_a_verdict_is_made_shown_and_used(command, documents, three):
     command("add", documents, "--quiet", "--recipe", "reuse")
-    assert "auto is weave, since it was not calibrated" in command("calibrate", "--show").stdout
+    assert "auto is weave-shifted, since it was not calibrated" in command("calibrate", "--show").stdout
     few = command("calibrate", code=1).stderr
     assert "0 questions are known, and a calibration needs 3" in " ".join(few.split())
-    wanted = ("--first-tokens", "0", "--answers", "0")
+    wanted = ("--tokens", "0")
     told = command("calibrate", "--questions", three, *wanted).stdout
     assert "auto is reuse, since 2" in told
     assert "3 questions: 0 asked, 0 predicted, 3 given; reference" in " ".join(told.split())
@@ -34,7 +34,7 @@ def test_a_verdict_is_made_shown_and_used(command, documents, three):
     assert shown["told"] in told
     assert shown["verdict"]["recipe"] == "reuse"
     assert [trial["questions"] for trial in shown["verdict"]["trials"]] == [3]
-    environment = {"KVWEAVE_CALIBRATE_FIRST_TOKENS": "0", "KVWEAVE_CALIBRATE_ANSWERS": "0"}
+    environment = {"KVWEAVE_CALIBRATE_TOKENS": "0"}
     explained = command("ask", GLORRIC, "--explain", **environment).stdout
     assert "recipe reuse, ratio 0" in explained
     assert shown["told"] in explained

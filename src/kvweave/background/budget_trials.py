@@ -1,4 +1,4 @@
-"""Compares budgets with a reply: what each keeps of it, on KV that is prepared for the comparison alone."""
+"""Compares budgets with a reply: what each keeps of it, on KV that no request has left."""
 
 import shutil
 import threading
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kvweave.answering.generation import generate_all
@@ -19,10 +20,11 @@ from kvweave.models.attention import attention_modules
 from kvweave.options import AskOptions
 from kvweave.recipes.candidates import Candidate, candidates
 from kvweave.recipes.context import PrepareContext
-from kvweave.recipes.offline import prepare_chunks
-from kvweave.recipes.recipe import Recipe, run
-from kvweave.results import Plan
-from kvweave.state.calibration_results import Measured, Trial, allowed_losses, summarised
+from kvweave.recipes.methods import recipe_named
+from kvweave.recipes.offline import copy_prepared, prepare_chunks
+from kvweave.recipes.recipe import run
+from kvweave.recipes.request import PrefillResult
+from kvweave.state.calibration_results import Measured, Trial, summarised
 from kvweave.state.components import ListedCorpus, RequestContext
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.types import TokenizedPrompt
@@ -30,34 +32,34 @@ from kvweave.types import TokenizedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A greedy reply, and the tokens that ran through the model for its prompt, as a share of the prompt's."""
+    """Full attention's greedy reply to a prompt.
 
-    plan: Plan
-    first_token: int
+    `ids` are its tokens, cut at the most that are compared; `after` is the token that it would choose next, such as the end.
+    """
+
     ids: tuple[int, ...]
-    text: tuple[str, str]
-    passes: float
+    after: int
 
     @staticmethod
-    def of(
-        adapter: Adapter,
-        store: KVStore,
-        recipe: Recipe,
-        prompt: TokenizedPrompt,
-        options: AskOptions,
-        drafts: Sequence[tuple[int, ...]] = (),
-    ) -> "Reply":
-        """Prefill and decode as a request does; `drafts` are verified in few passes and change nothing."""
-        with counted_rows(adapter) as counted:
-            result = run(recipe, adapter, store, prompt)
-        most = min(
-            options.max_new_tokens(adapter.geometry.context_tokens),
-            max(1, adapter.geometry.context_tokens - prompt.tokens),
-        )
-        decoded = generate_all(result, prompt, options.generation, most, drafts)
-        rows = counted[0] / (adapter.geometry.layers * prompt.tokens)
-        text = decoded.reasoning, decoded.text.strip()
-        return Reply(result.plan, int(result.logits.argmax()), tuple(decoded.ids), text, rows)
+    def of(adapter: Adapter, store: KVStore, prompt: TokenizedPrompt, options: AskOptions) -> "Reply":
+        """Prefill and decode as a request does."""
+        result = run(recipe_named("full"), adapter, store, prompt)
+        room = max(1, adapter.geometry.context_tokens - prompt.tokens)
+        most = min(options.max_new_tokens(adapter.geometry.context_tokens), room)
+        ids = tuple(generate_all(result, prompt, options.generation, most).ids)
+        return Reply(ids, _chosen(adapter, result, prompt, ids)[-1])
+
+
+def _chosen(
+    adapter: Adapter, result: PrefillResult, prompt: TokenizedPrompt, reply: Sequence[int]
+) -> list[int]:
+    """Return the likeliest token before each token of a reply and after it, each behind the reply's own tokens before it."""
+    logits = result.logits
+    if reply:  # else the model ends it at once
+        result.kv_cache.truncate_appended(prompt.tokens)
+        logits = torch.cat([logits, adapter.verify_draft(result.kv_cache, reply)])
+    chosen: list[int] = logits.argmax(-1).tolist()
+    return chosen
 
 
 @contextmanager
@@ -88,7 +90,7 @@ class BudgetTrials:
     """The budgets that may be chosen under some settings, from the cheapest; close it.
 
     KV goes into a store of its own, which is deleted with it. So nothing of the knowledge base's KV is evicted for a trial, and no
-    KV that its requests have left counts in one. What `config` leaves open is tried; it names the least shares that must be kept.
+    KV that its requests have left counts in one. What `config` leaves open is tried; it names the least share that must be kept.
     """
 
     def __init__(self, state: KnowledgeBaseState, config: Config) -> None:
@@ -105,55 +107,54 @@ class BudgetTrials:
             self._scratch = ChunkStore(self._folder, limit_bytes=self._state.store.limit_bytes)
         return self._scratch
 
-    def trials(self, measured: Sequence[Mapping[str, Measured]], questions: int) -> list[Trial]:
-        """Return the measured trials of the candidates; `questions` is the number of questions measured in the end."""
-        least = self._least
-        losses = (
-            allowed_losses(questions, least.calibrate_first_tokens),
-            allowed_losses(questions, least.calibrate_answers),
-        )
+    def trials(self, measured: Sequence[Mapping[str, Measured]]) -> list[Trial]:
+        """Return what the measured questions say of each candidate, the cheapest first."""
         return [
             summarised(
                 each.recipe.name,
                 each.recipe.ratio,
                 each.offline_passes,
+                each.prior,
                 [one[each.key] for one in measured if each.key in one],
-                losses,
+                self._least.calibrate_tokens,
             )
             for each in self.candidates
         ]
 
-    def alive(self, measured: Sequence[Mapping[str, Measured]], questions: int) -> list[Candidate]:
-        """Return the candidates that have not lost too much yet."""
-        trials = self.trials(measured, questions)
-        return [each for each, trial in zip(self.candidates, trials, strict=True) if trial.keeps]
+    def alive(self, measured: Sequence[Mapping[str, Measured]]) -> list[Candidate]:
+        """Return the candidates that another question may decide about: none once the cheapest left is sure to keep enough."""
+        trials = self.trials(measured)
+        left = [each for each in trials if each.decided is not False]
+        if left and left[0].decided:
+            return []
+        return [each for each, trial in zip(self.candidates, trials, strict=True) if trial.decided is None]
 
     def compare(
-        self,
-        context: RequestContext,
-        candidate: Candidate,
-        prompt: TokenizedPrompt,
-        options: AskOptions,
-        full: Reply,
+        self, context: RequestContext, candidate: Candidate, prompt: TokenizedPrompt, full: Reply
     ) -> Measured:
         """Measure a candidate on one question beside full attention's reply; raises StoreFull if a chunk's KV was not stored."""
         adapter, spans = context.adapter, [each for each in prompt.spans if each.kind == "chunk"]
         chunks = [prompt.ids(span) for span in spans if span.tokens]
         corpus = ListedCorpus(context.documents, context.index, context.encoder, adapter.template)
         ctx = PrepareContext(adapter, self.store, prompt.ids(prompt.spans[0]), corpus)
+        copy_prepared(self._state.store, ctx, chunks, candidate.recipe)
         prepare_chunks(ctx, chunks, candidate.recipe)
-        reply = Reply.of(adapter, self.store, candidate.recipe, prompt, options, [full.ids])
-        if any(each.origin == "fresh" for each in reply.plan.spans if each.kind == "chunk"):
+        with counted_rows(adapter) as counted:
+            result = run(candidate.recipe, adapter, self.store, prompt)
+        if any(each.origin == "fresh" for each in result.plan.spans if each.kind == "chunk"):
             # Computed as by full attention: that shows nothing of the budget, for or against it.
             raise StoreFull(
                 f"{self._folder} has no room for the KV of one question's chunks by {candidate.recipe.name}, so calibration "
                 "measures nothing; free space on the disk, or raise the limit with `kvweave cache limit`"
             )
+        wanted = (*full.ids, full.after)
+        same = [a == b for a, b in zip(_chosen(adapter, result, prompt, full.ids), wanted, strict=True)]
         stored = sum(candidate.stored_bytes(adapter, len(ids)) for ids in chunks)
         return Measured(
-            reply.first_token == full.first_token,
-            reply.text == full.text,
-            reply.passes,
+            sum(same) / len(same),
+            same[0],
+            all(same),
+            counted[0] / (adapter.geometry.layers * prompt.tokens),
             stored / max(1, sum(map(len, chunks))),
         )
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
-from kvweave.answer_cache.predictions import HISTORY_LIMIT
 from kvweave.answering.kb_question import tokenized_prompt_for
 from kvweave.answering.settings import Settings
 from kvweave.background.budget_trials import BudgetTrials, Reply, counted_rows
@@ -23,7 +22,6 @@ from kvweave.files import try_lock
 from kvweave.index.documents import ListedChunk
 from kvweave.options import AskOptions
 from kvweave.recipes.candidates import Candidate
-from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.recipe import Recipe
@@ -38,12 +36,14 @@ from kvweave.state.components import Components
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress
 from kvweave.types import TokenizedPrompt
 
-MOST_QUESTIONS: Final = HISTORY_LIMIT
-"""The most questions of a calibration: those asked last, then those predicted last."""
+MOST_QUESTIONS: Final = 24
+"""The most questions of a calibration: those asked last, then those predicted last. With so many, the 95 % interval of a share is 0.02
+to either side at least."""
 ANSWER_TOKENS: Final = 32
 """How many tokens of an answer are compared: all of it if it is shorter."""
 
 _BATCH_CHUNKS: Final = 64
+_ASKED_AGAIN: Final = 64
 _FULL: Final = "full"
 
 Origin: TypeAlias = Literal["asked", "predicted", "given"]
@@ -118,7 +118,7 @@ class Calibrator:
         conditions, total = self._auto.conditions(), len(questions)
         measured = self._auto.table.measured(conditions)
         known = [measured[question] for question in questions if question in measured]
-        alive = self._budgets.alive([each.budgets for each in known], total)
+        alive = self._budgets.alive([each.budgets for each in known])
         todo = [question for question in questions if question not in measured] if alive else []
         if todo:
             return Step(
@@ -158,8 +158,8 @@ class Calibrator:
         context = self._components.request_context()
         prompt, options = self._prompt(question)
         with counted_rows(context.adapter) as counted:
-            full = Reply.of(context.adapter, self._budgets.store, recipe_named(_FULL), prompt, options)
-            found = {each.key: self._budgets.compare(context, each, prompt, options, full) for each in alive}
+            full = Reply.of(context.adapter, self._budgets.store, prompt, options)
+            found = {each.key: self._budgets.compare(context, each, prompt, full) for each in alive}
         passes = counted[0] / (context.adapter.geometry.layers * prompt.tokens)
         measured = MeasuredQuestion(found, time.perf_counter() - began, passes)
         with self._state.database.transaction():
@@ -168,7 +168,7 @@ class Calibrator:
 
     def _finish(self, questions: dict[str, Origin], measured: Sequence[MeasuredQuestion]) -> Step:
         """Return the step that prepares what the chosen budget needs, or stores the result."""
-        trials = self._budgets.trials([each.budgets for each in measured], len(questions))
+        trials = self._budgets.trials([each.budgets for each in measured])
         best = chosen(trials)
         winner = None if best is None else self._budgets.candidates[trials.index(best)]
         if winner is not None:
@@ -183,14 +183,12 @@ class Calibrator:
                     partial(self._prepare, batch, winner.recipe),
                 )
         origins = list(questions.values())
-        minimum = self._settings.config.calibration
         result = CalibrationResult(
             EXACT if winner is None else winner.recipe.name,
             None if winner is None else winner.ratio,
             0.0 if winner is None else winner.recipe.ratio,
             self._components.model.fingerprint.name,
-            minimum.calibrate_first_tokens,
-            minimum.calibrate_answers,
+            self._settings.config.calibration.calibrate_tokens,
             origins.count("asked"),
             origins.count("predicted"),
             origins.count("given"),
@@ -218,7 +216,7 @@ class Calibrator:
         waiting = answers.pending(most=10_000, reasons=("predicted", "prefilled"))
         predicted = [each.question for each in waiting if each.options.cache_key() == key]
         asked = [question for question, options in answers.most_used() if options.cache_key() == key]
-        asked = asked[:MOST_QUESTIONS]
+        asked = asked[:_ASKED_AGAIN]
         if not predicted and not asked:
             return
         vectors = dict(

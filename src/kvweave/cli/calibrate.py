@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 @opt.with_options(
     *opt.KB,
     *opt.MODEL,
-    *("prepare", "storage"),
-    *("calibrate_first_tokens", "calibrate_answers"),
+    *("prepare", "storage", "calibrate_tokens"),
 )
 def calibrate(
     *,
@@ -61,6 +60,7 @@ def _print_trials(result: "CalibrationResult") -> None:
         "recipe",
         "ratio",
         "questions",
+        "tokens kept",
         "first tokens",
         "answers",
         "passes",
@@ -74,6 +74,9 @@ def _print_trials(result: "CalibrationResult") -> None:
             trial.recipe,
             f"{trial.budget:g}",
             f"{trial.questions}",
+            f"{trial.tokens:.1%} ({trial.tokens_interval[0]:.0%}–{trial.tokens_interval[1]:.0%})"
+            if trial.questions
+            else "",
             f"{trial.first_tokens}",
             f"{trial.answers}",
             f"{trial.passes:.2f}",

@@ -86,8 +86,7 @@ class SharedOptions:
     use_server: bool | None = None
     wait: bool | None = None
     prediction_stride: int | None = None
-    calibrate_first_tokens: float | None = None
-    calibrate_answers: float | None = None
+    calibrate_tokens: float | None = None
     idle_seconds_per_day: float | None = None
 
     def open_kb(self) -> "KnowledgeBase":
@@ -163,8 +162,7 @@ _FIELDS = {each.name: each for each in dataclasses.fields(SharedOptions)}
 _FLAGS = {
     "use_server": "--server/--no-server",
     "prediction_stride": "--stride",
-    "calibrate_first_tokens": "--first-tokens",
-    "calibrate_answers": "--answers",
+    "calibrate_tokens": "--tokens",
     "idle_seconds_per_day": "--seconds-per-day",
 }
 """The flags that do not spell the field's name."""

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest
-from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.keys import ContentKind, digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.context import ChunkList, Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import FeatureExtractor, placeholder
 from kvweave.recipes.methods import as_recipe
+from kvweave.recipes.names import AUTO
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe
-from kvweave.types import ChunkFeature, Storage
+from kvweave.types import ChunkFeature, KVProvenance, ModelFingerprint, Storage
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def prepare(
     store: KVStore,
     chunks: Sequence[str],
     *,
-    recipe: str | Recipe = "weave",
+    recipe: str | Recipe = AUTO,
     prepare: str | None = None,
     storage: str = "exact",
     system: str | None = None,
@@ -81,6 +82,36 @@ def prepare_chunks(ctx: PrepareContext, chunks: Iterable[Sequence[int]], recipe:
         if step.prepare in (None, recipe.prepare):  # plainer KV comes along
             computed |= step.compute(ctx, wanted)
     return len(computed)
+
+
+def copy_prepared(source: KVStore, ctx: PrepareContext, chunks: Iterable[Ids], recipe: Recipe) -> None:
+    """Copy what the recipe prepares of chunks from `source`, as far as it is listed there, to the store of `ctx`, where it is not."""
+    model = ctx.adapter.fingerprint
+    for ids in dict.fromkeys(chunks):
+        where, digest = (ctx.adapter, ctx.prefix, len(ids)), digest_tokens(ids)
+        for provenance in _only_in(
+            source, ctx.store, model, digest, recipe.prepare.provenances(*where), "kv"
+        ):
+            if (kv := source.get(model, ids, provenance)) is not None:
+                ctx.store.put(model, kv, provenance, [digest])
+        features = [each.provenance(*where) for each in extractors_of(recipe)]
+        for provenance in _only_in(source, ctx.store, model, digest, features, "note"):
+            (feature,) = source.find_features(model, [(ids, provenance)])
+            if feature is not None:
+                ctx.store.put(model, feature, provenance, [digest])
+
+
+def _only_in(
+    source: KVStore,
+    other: KVStore,
+    model: ModelFingerprint,
+    digest: str,
+    provenances: Sequence[KVProvenance],
+    content: ContentKind,
+) -> list[KVProvenance]:
+    wanted = [(digest, each) for each in provenances]
+    here, there = (store.has_many(model, wanted, content) for store in (source, other))
+    return [each for (_, each), mine, theirs in zip(wanted, here, there, strict=True) if mine and not theirs]
 
 
 @dataclass(frozen=True, slots=True)

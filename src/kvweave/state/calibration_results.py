@@ -7,7 +7,7 @@ background work or the user measures again: the other choice, UNCALIBRATED, was 
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -17,13 +17,19 @@ from kvweave.recipes.names import UNCALIBRATED, own_preparation
 from kvweave.state.metadata import KBMetadata
 from kvweave.version import __version__
 
-MIN_QUESTIONS: Final = 20
-"""The fewest questions of a calibration: with 20, none may lose its first token or answer where a share of 0.98 is asked for."""
+MIN_QUESTIONS: Final = 8
+"""The fewest questions that calibration begins with."""
+DECIDING_QUESTIONS: Final = 4
+"""The fewest questions after which a budget may be decided about."""
+PRIOR_QUESTIONS: Final = 4
+"""As many questions of the user's own as the shipped measurements of other models count."""
+LEAST_SPREAD: Final = 0.05
+"""Standard deviation between questions that is assumed at least: few questions may agree by chance."""
 MAX_CHANGED: Final = 0.25
 """The share of chunks, of those then and now, from which on a knowledge base is calibrated again."""
 
-_MINIMA: Final = ("calibrate_first_tokens", "calibrate_answers")
-"""Conditions of measuring, not of using: a result is used whatever least shares it was made for."""
+_MINIMA: Final = ("calibrate_tokens",)
+"""Conditions of measuring, not of using: a result is used whatever least share it was made for."""
 _LATEST: Final = 8  # results that are kept, each under other conditions
 _Z: Final = 1.959964  # of a normal distribution's middle 95 %
 _SCHEMA: Final = (
@@ -40,8 +46,17 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Outcome of one question under one budget: what was kept of the reply, passes over the prompt, and bytes per chunk token."""
+    """Outcome of one question under one budget, beside full attention's answer.
 
+    Attributes:
+        tokens: share of that answer's tokens that the budget chooses too, each after full attention's before it.
+        first_token: whether it chooses the first one.
+        answer: whether it chooses all of them, so that its answer is the same.
+        passes: tokens that ran through the model per token of the prompt.
+        bytes_per_token: stored bytes per token of a chunk.
+    """
+
+    tokens: float
     first_token: bool
     answer: bool
     passes: float
@@ -59,31 +74,34 @@ class MeasuredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Outcome of a budget over all questions, compared with the replies of full attention.
+    """Outcome of a budget over all questions, compared with the answers of full attention.
 
     Attributes:
         recipe: full name.
         budget: share of the stale tokens that it recomputes.
-        questions: how many it was measured on: fewer than the others if it had lost too many before.
-        first_tokens, answers: for how many of them the first token, and the answer, was the same.
-        first_tokens_interval, answers_interval: 95 % intervals of the two shares (Wilson), 0..1.
+        questions: how many it was measured on: fewer than the others if they decided about it before.
+        tokens: expected share of answer tokens kept, from these questions and the shipped measurements.
+        tokens_interval: its 95 % interval, 0..1.
+        first_tokens, answers: for how many of the questions the first token, and the answer, was the same.
         passes: tokens that ran through the model at question time per token of the prompt, on average; full attention: 1.
         bytes_per_token: stored bytes per token of a chunk, on average, at most.
         offline_passes: passes over a chunk when it is prepared, at most.
-        keeps: whether both shares are large enough.
+        keeps: whether the expected share is large enough.
+        decided: the same where the whole interval says so; None where it does not.
     """
 
     recipe: str
     budget: float
     questions: int
+    tokens: float
+    tokens_interval: tuple[float, float]
     first_tokens: int
     answers: int
-    first_tokens_interval: tuple[float, float]
-    answers_interval: tuple[float, float]
     passes: float
     bytes_per_token: float
     offline_passes: int
     keeps: bool
+    decided: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +113,7 @@ class CalibrationResult:
         ratio: for requests without a budget; None for the recipe's own.
         budget: the share of the stale tokens that this recomputes; 0 where it recomputes none.
         model: the model's name.
-        first_tokens, answers: the least shares that had to be kept.
+        least: the least share of answer tokens that had to be kept.
         asked, predicted, given: how many questions were asked by users, predicted, and given by the caller.
         made_at_s: seconds since 1970.
         seconds, passes: how long measuring took; passes over a question's prompt, on average.
@@ -106,8 +124,7 @@ class CalibrationResult:
     ratio: float | None
     budget: float
     model: str
-    first_tokens: float
-    answers: float
+    least: float
     asked: int
     predicted: int
     given: int
@@ -127,15 +144,12 @@ class CalibrationResult:
         day = time.strftime("%Y-%m-%d", time.localtime(self.made_at_s))
         kept = next((t for t in self.trials if t.recipe == self.recipe and t.budget == self.budget), None)
         if kept is None:
-            return (
-                f"{self.recipe}, since {day}: no cheaper recipe keeps {self.first_tokens:.0%} of first tokens and "
-                f"{self.answers:.0%} of answers"
-            )
+            return f"{self.recipe}, since {day}: no cheaper recipe keeps {self.least:.0%} of the tokens of answers"
         recipe = f"{self.recipe} at ratio {self.budget:g}" if self.budget else self.recipe
+        low, high = kept.tokens_interval
         return (
-            f"{recipe}, since {day}: of {kept.questions} questions it keeps {_share(kept.first_tokens, kept)} of "
-            f"first tokens (95 % interval {_percent(kept.first_tokens_interval)}) and {_share(kept.answers, kept)} of answers "
-            f"({_percent(kept.answers_interval)})"
+            f"{recipe}, since {day}: it keeps {kept.tokens:.1%} of the tokens of answers (95 % interval {low:.1%} to {high:.1%}); "
+            f"of {kept.questions} answers {kept.first_tokens} begin as full attention's and {kept.answers} are the same"
         )
 
 
@@ -158,14 +172,16 @@ class Calibration:
         return f"{self.result.summary}{f'; {self.note}' if self.note else ''}"
 
 
-def interval(kept: int, questions: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, 0..1; everything is possible without questions."""
-    if not questions:
-        return 0.0, 1.0
-    share, scale = kept / questions, 1 + _Z * _Z / questions
-    middle = (share + _Z * _Z / (2 * questions)) / scale
-    half = _Z / scale * math.sqrt(share * (1 - share) / questions + _Z * _Z / (4 * questions * questions))
-    return max(0.0, middle - half), min(1.0, middle + half)
+def kept_share(shares: Sequence[float], prior: float) -> tuple[float, tuple[float, float]]:
+    """Return the expected share of tokens kept and its 95 % interval, 0..1, from the shares of measured questions.
+
+    The mean of the questions and of PRIOR_QUESTIONS more with the share `prior`, with a normal interval.
+    """
+    count = len(shares) + PRIOR_QUESTIONS
+    mean = (sum(shares) + PRIOR_QUESTIONS * prior) / count
+    spread = math.sqrt(sum((each - mean) ** 2 for each in shares) / max(1, len(shares) - 1))
+    half = _Z * max(LEAST_SPREAD, spread) / math.sqrt(count)
+    return mean, (max(0.0, mean - half), min(1.0, mean + half))
 
 
 class CalibrationTable:
@@ -263,8 +279,7 @@ class AutoRecipe:
             "top_k": config.retrieval.top_k,
             "reranker": config.retrieval.reranker,
             "think": config.generation.think,
-            "calibrate_first_tokens": config.calibration.calibrate_first_tokens,
-            "calibrate_answers": config.calibration.calibrate_answers,
+            "calibrate_tokens": config.calibration.calibrate_tokens,
         }
         return {
             "model": metadata.get("model_digest") or "",
@@ -296,6 +311,8 @@ class AutoRecipe:
         earlier = self.table.latest_conditions()
         if earlier is None:
             return "since it was not calibrated; run `kvweave calibrate`"
+        if not earlier.keys() >= conditions.keys():
+            return "since the latest calibration is of an earlier version; run `kvweave calibrate`"
         differing = (
             f"another {name}" if name in ("model", "system") else f"{name} {earlier.get(name)}, not {value}"
             for name, value in conditions.items()
@@ -314,12 +331,11 @@ def _encoded(conditions: Mapping[str, str]) -> str:
 
 def _result(encoded: str) -> CalibrationResult:
     stored: dict[str, Any] = json.loads(encoded)
-    trials: list[dict[str, Any]] = stored.pop("trials")
-    for trial in trials:
-        for name in ("first_tokens_interval", "answers_interval"):
-            trial[name] = tuple(trial[name])
-    stored.pop("weights", None)  # older versions also stored trials of the model in fewer bits per weight
-    return CalibrationResult(**stored, trials=tuple(Trial(**trial) for trial in trials))
+    trials = [
+        Trial(**{**trial, "tokens_interval": tuple(trial["tokens_interval"])})
+        for trial in stored.pop("trials")
+    ]
+    return CalibrationResult(**stored, trials=tuple(trials))
 
 
 def _question(encoded: str) -> MeasuredQuestion:
@@ -328,30 +344,26 @@ def _question(encoded: str) -> MeasuredQuestion:
     return MeasuredQuestion(budgets, **stored)
 
 
-def allowed_losses(questions: int, share: float) -> int:
-    """Return how many of the questions may be lost where a share of them must be kept."""
-    return math.floor(questions * (1 - share) + 1e-9)
-
-
 def summarised(
-    recipe: str, budget: float, offline_passes: int, measured: Iterable[Measured], losses: tuple[int, int]
+    recipe: str, budget: float, offline_passes: int, prior: float, measured: Sequence[Measured], least: float
 ) -> Trial:
-    """Return the trial of a budget; `losses` are those of first tokens and answers that are allowed."""
-    results = list(measured)
-    count = len(results)
-    first, answers = (sum(each.first_token for each in results), sum(each.answer for each in results))
+    """Return the trial of a budget; `least` is the share of answer tokens to keep, `prior` as in `kept_share`."""
+    tokens, bounds = kept_share([each.tokens for each in measured], prior)
+    count = max(1, len(measured))
+    sure = len(measured) >= DECIDING_QUESTIONS and not bounds[0] < least <= bounds[1]
     return Trial(
         recipe,
         budget,
-        count,
-        first,
-        answers,
-        interval(first, count),
-        interval(answers, count),
-        sum(each.passes for each in results) / max(1, count),
-        sum(each.bytes_per_token for each in results) / max(1, count),
+        len(measured),
+        tokens,
+        bounds,
+        sum(each.first_token for each in measured),
+        sum(each.answer for each in measured),
+        sum(each.passes for each in measured) / count,
+        sum(each.bytes_per_token for each in measured) / count,
         offline_passes,
-        count - first <= losses[0] and count - answers <= losses[1],
+        tokens >= least,
+        tokens >= least if sure else None,
     )
 
 
@@ -367,11 +379,3 @@ def chosen(trials: Iterable[Trial]) -> Trial | None:
         key=lambda trial: (round(trial.passes, 2), trial.bytes_per_token, trial.offline_passes),
         default=None,
     )
-
-
-def _share(kept: int, trial: Trial) -> str:
-    return f"{kept / trial.questions:.0%}"
-
-
-def _percent(bounds: tuple[float, float]) -> str:
-    return f"{bounds[0]:.0%} to {bounds[1]:.0%}"
