@@ -64,6 +64,11 @@ def test_a_missing_path_and_an_unreachable_hub_id(tmp_path):
         kvweave.load_model("nobody/nothing")
 
 
+def test_a_name_that_is_nearly_that_of_a_model_is_not_sought_in_the_hub():
+    with pytest.raises(ModelNotFound, match=r"no model 'referense'; did you mean reference\?"):
+        kvweave.load_model("referense")
+
+
 def test_unknown_dtype_and_device():
     with pytest.raises(InvalidRequest, match="float8"):
         kvweave.load_model(dtype="float8")

@@ -3,6 +3,7 @@
 import inspect
 import json
 import logging
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -113,6 +114,12 @@ def _find(name: str, home: Path) -> ModelFolder:
     if folder.exists():
         place = str(folder.absolute())  # the same from any working directory
         return ModelFolder(place, place)
+    known = [*SHIPPED, *plugins("kvweave.models")]
+    meant = get_close_matches(name, known, 1, cutoff=0.85) if "/" not in name else []
+    if meant and cached_folder(name) is None:  # the hub's client would try such a name for a minute
+        raise ModelNotFound(
+            f"there is no model {name!r}; did you mean {meant[0]}? Hub ids have the form OWNER/NAME"
+        )
     return ModelFolder(str(folder_without_hub(name) or name), name)
 
 
