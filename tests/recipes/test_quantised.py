@@ -173,7 +173,18 @@ def test_extracting_features_leaves_no_exact_copies(
         assert feature is not None
         torch.testing.assert_close(feature.tensors["moved"], off.mean(dim=(0, 1)))
         kinds_found = kinds(placed(adapter, store, f"{storage}+weave"))
-        assert set(kinds_found) == {f"woven-5-1-{storage}"}
+        assert kinds_found == [f"isolated-{storage}", f"woven-5-1-{storage}", f"woven-5-1-{storage}"]
+
+
+def test_the_first_chunk_takes_kv_that_was_computed_without_others(adapter: Adapter, tmp_path: Path) -> None:
+    """It is full attention's but for rounding; what `woven` has of it was computed after chunks that this prompt lacks."""
+    with ChunkStore(tmp_path) as store:
+        prepare(adapter, store, recipe_named("weave", storage="int8"))
+        tokens = adapter.template.render(Prompt("When does the bell ring?", TEXTS[:1]))
+        kept = run(recipe_named("int8+weave"), adapter, store, tokens, ratio=0.0)
+        full = run(recipe_named("full"), adapter, store, tokens)
+        assert kept.plan.recomputed_tokens == 0
+        torch.testing.assert_close(kept.logits, full.logits, atol=0.05, rtol=0.01)
 
 
 @pytest.mark.parametrize("name", METHODS)
