@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
 from targets import evaluation_targets
 from ttft_page import FILES as TTFT_FILES
 from ttft_page import parts as ttft_parts
-from user_tables import recipe_scores, speed_and_quality
+from user_tables import kept_of_full_prefill, recipe_scores
 
 from kvweave.recipes.methods import METHODS
 from kvweave.recipes.names import UNCALIBRATED
@@ -113,12 +113,9 @@ def _current_command(command: str) -> str:
     return command
 
 
-def figure() -> str:
-    """Return README's table, for the default recipe."""
-    ratio = METHODS[UNCALIBRATED]().ratio
-    return speed_and_quality(
-        results("ttft_natural.json"), results("natural.json"), results("neutral.json"), UNCALIBRATED, ratio
-    )
+def figure(runs: Mapping[str, list[Any]]) -> str:
+    """Return README's table, for the default recipe; `runs` as of `kept_runs`."""
+    return kept_of_full_prefill(runs, UNCALIBRATED)
 
 
 def quality_of_the_methods() -> dict[str, Any] | None:
@@ -169,7 +166,7 @@ def main() -> None:
     kept = sorted(path.name for path in RESULTS.glob(KEPT))
     real_models = {name: _read(name) for name in (*REAL_MODEL_FILES, *kept)}
     pages = {
-        ROOT / "README.md": with_parts(ROOT / "README.md", figure=figure()),
+        ROOT / "README.md": with_parts(ROOT / "README.md", figure=figure(kept_runs(real_models))),
         guide: with_parts(
             guide, scores=recipe_scores(results("neutral.json"), results("selection_cost.json"))
         ),

@@ -8,7 +8,9 @@ from typing import Any
 from markdown_parts import NOT_MEASURED, Result, folded, if_measured, table
 
 from kvweave_lab.bench.start_trace import OWN_CODE
+from kvweave_lab.real_models import MODELS
 
+CALIBRATIONS = tuple(f"calibration_{name}.json" for name in MODELS)
 FILES = (
     "start.json",
     "first_question.json",
@@ -16,11 +18,7 @@ FILES = (
     "weights_gpu.json",
     "ttft_gpu.json",
     "last_window.json",
-    "calibration.json",
-    "calibration_split.json",
-    "calibration_reference.json",
-    "calibration_weights.json",
-    "calibration_weights_float32.json",
+    *CALIBRATIONS,
 )
 KEPT = "kept_*.json"
 """Evaluations by budget, kept_MODEL_LENGTH.json: copies of natural.json."""
@@ -37,14 +35,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "weights-gpu": _weights(found["weights_gpu.json"]),
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
-        "calibration": "\n\n".join(
-            _calibration(found[name])
-            for name in ("calibration.json", "calibration_split.json", "calibration_reference.json")
-        ),
-        "calibration-weights": "\n\n".join(
-            _calibration_weights(found[name])
-            for name in ("calibration_weights.json", "calibration_weights_float32.json")
-        ),
+        "calibration": "\n\n".join(_calibration(found[name]) for name in CALIBRATIONS),
         "kept": "\n\n".join(_kept_by_model(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
     }
 
@@ -210,59 +201,35 @@ def _last_window(measured: Result) -> str:
 
 @if_measured
 def _calibration(measured: Result) -> str:
-    share, best = measured["share"], measured["chosen"]
-    said = "none, so `prefix`" if best is None else f"`{best[0]}` at {best[1]:g}"
+    recipe, budget = measured["chosen"]
+    said = f"`{recipe}` at {budget:g}" if budget else f"`{recipe}`"
     lines = [
-        f"{_asked(measured)}. The choice that keeps {share:.0%} of first tokens and answers is {said}. The measurement took "
-        f"{measured['seconds']:,.0f} s and {measured['passes']:.1f} passes over each prompt:",
+        f"{_asked(measured)}: {measured['tokens']:.0%} of the tokens of answers are kept by {said}. The measurement took "
+        f"{measured['seconds']:,.0f} s with preparing the chunks, and {measured['passes']:.1f} passes over each prompt:",
         "",
         *table(
             (
                 "recipe",
                 "ratio",
+                "questions",
+                "tokens kept",
                 "first tokens kept",
                 "answers kept",
                 "passes",
                 "bytes per token",
-                "offline passes",
             ),
             [
                 (
                     each["recipe"],
                     f"{each['budget']:g}",
-                    _kept(each, "first_tokens"),
-                    _kept(each, "answers"),
+                    f"{each['questions']}",
+                    f"{each['tokens']:.1%} ({each['tokens_interval'][0]:.1%}–{each['tokens_interval'][1]:.1%})",
+                    f"{each['first_tokens']}",
+                    f"{each['answers']}",
                     f"{each['passes']:.2f}",
                     f"{each['bytes_per_token']:,.0f}",
-                    f"{each['offline_passes']}",
                 )
                 for each in measured["trials"]
-            ],
-        ),
-    ]
-    return "\n".join([*lines, "", *folded([measured["command"]], _about(measured))])
-
-
-@if_measured
-def _calibration_weights(measured: Result) -> str:
-    tried = measured["weights"]
-    said = tried["chosen"] or "none"
-    lines = [
-        f"{_asked(measured)}; of fewer bits, keeping {measured['share']:.0%} of first tokens and answers chooses {said}:",
-        "",
-        *table(
-            ("weights", "held", "first tokens kept", "answers kept"),
-            [
-                (f"{tried['own']}, in {measured['dtype']}", f"{tried['own_bytes'] / 1e6:,.0f} MB", "", ""),
-                *(
-                    (
-                        each["bits"],
-                        f"{each['bytes'] / 1e6:,.0f} MB",
-                        _kept(each, "first_tokens"),
-                        _kept(each, "answers"),
-                    )
-                    for each in tried["trials"]
-                ),
             ],
         ),
     ]
@@ -330,11 +297,6 @@ def _asked(measured: Result) -> str:
         f"**{measured['model']}**, {measured['questions']} questions about {about} documents, {measured['top_k']} chunks of at most "
         f"{measured['chunk_tokens']} tokens"
     )
-
-
-def _kept(trial: Result, what: str) -> str:
-    low, high = trial[f"{what}_interval"]
-    return f"{trial[what] / trial['questions']:.0%} ({low:.0%}–{high:.0%})"
 
 
 def _shares(row: Result, name: str) -> tuple[str, str]:

@@ -1,74 +1,81 @@
-"""Tables of results on pages for users: speed and accuracy at the top of README, scores in the guide to recipes."""
+"""Tables of results on pages for users: what is kept of full prefill, at the top of README; scores in the guide to recipes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markdown_parts import NOT_MEASURED, header, row
 
 from kvweave.plugins import plugins
+from kvweave.recipes.methods import DEFAULT_STORAGE, METHODS, recipe_named
+from kvweave.recipes.names import OWN_METHODS
 from kvweave_lab.eval.rows import OVERALL
+from kvweave_lab.real_models import MODELS
 
 
-def speed_and_quality(
-    speed: Mapping[str, Any] | None,
-    natural: Mapping[str, Any] | None,
-    neutral: Mapping[str, Any] | None,
-    recipe: str,
-    ratio: float,
-) -> str:
-    """Return README's table: full prefill, plain reuse and a recipe at its own ratio.
+def kept_of_full_prefill(runs: Mapping[str, Sequence[Mapping[str, Any]]], recipe: str) -> str:
+    """Return README's table: what plain reuse, the nearest other method and a recipe keep of full prefill, and in which time.
+
+    The nearest other method is the one whose distribution is nearest to full attention's along its answers.
 
     Args:
-        speed: the result of `kvweave bench ttft`.
-        natural: the result of `kvweave eval natural` on the same model and length.
-        neutral: the result of `kvweave eval --tasks neutral` on the shipped model.
-        recipe: the name of the recipe.
-        ratio: the recipe's own ratio.
+        runs: by the model's name, results of `kvweave eval natural --answers`, of one length each; the last is shown.
+        recipe: the name of the recipe; its row at its own ratio is shown, and that with 8-bit KV where there is one.
     """
-    if speed is None or natural is None or neutral is None:
+    shown = {name: runs[name][-1] for name in reversed(MODELS) if name in runs}
+    if not shown:
         return NOT_MEASURED
-    timed = {(one["recipe"], one["ratio"]): one for one in speed["rows"]}
-    fast, plain = timed[recipe, ratio], timed["reuse", 0.0]
-    read = {one["recipe"]: one for one in natural["rows"] if one["context_tokens"] == fast["context_tokens"]}
-    own, reused = read[recipe], read["reuse"]
-    scored = next(
-        one
-        for one in neutral["rows"]
-        if (one["task"], one["recipe"], one["ratio"]) == (OVERALL, recipe, ratio)
-    )
-    tasks = len({one["task"] for one in neutral["rows"]} - {OVERALL})
-    about = natural["about"]
-    read_by = f"{about['model']}, {fast['context_tokens']:,} tokens"
-    units = "" if "AMX" in speed["machine"] else " without matrix units"
-    lines = [
-        *header("", "full prefill", "plain reuse", "kvweave"),
-        row(
-            f"first token ({read_by}, {fast['threads']} {fast['device'].upper()} threads)",
-            f"{fast['full_s']:.2f} s",
-            f"{plain['ttft_s']:.2f} s",
-            f"**{fast['ttft_s']:.2f} s ({fast['speedup']:.1f}× faster)**",
-        ),
-        row(
-            f"same first token as full prefill ({read_by})",
-            "100%",
-            f"{reused['same_first']:.0%}",
-            f"{own['same_first']:.0%}",
-        ),
-        row(f"distance from full prefill, KL ({read_by})", "0", f"{reused['kl']:.3f}", f"{own['kl']:.3f}"),
-        row(
-            f"NLL of right answers ({read_by})", *(f"{one['nll']:.2f}" for one in (read["full"], reused, own))
-        ),
-        row(
-            f"accuracy, {tasks} generated tasks (**shipped 10 MB model**, {scored['context_tokens']:,} tokens)",
-            *(f"{scored[name]:.3f}" for name in ("full_score", "reuse_score", "score")),
-        ),
+    lines = header("", "", "plain reuse", "nearest other method", "kvweave")
+    for model, run in shown.items():
+        about, rows = run["about"], run["rows"]
+        full, plain, own = _row_of(rows, "full"), _row_of(rows, "reuse"), _own_row(rows, recipe)
+        other = min(filter(_is_other_method, rows), key=lambda one: one["answer_kl"])
+        conditions = (
+            f"**{MODELS[model].title}**, {full['context_tokens']:,} tokens in chunks of {about['chunk_tokens']}, "
+            f"{about['dtype']}, {full['prompts']} questions, {'8-bit' if own['recipe'] != recipe else 'exact'} KV in the last column"
+        )
+        times = [f"{one['time']:.2f}" for one in (plain, other, own)]
+        right = round(full["contains"] * full["prompts"])
+        kept = [round(one["kept_right"] * right) for one in (plain, other, own)]
+        lines += [
+            row(conditions, "time to the first token, full prefill: 1", *times[:2], f"**{times[2]}**"),
+            row(
+                "",
+                f"its {right} right answers that stay right",
+                str(kept[0]),
+                f"{kept[1]} (`{other['recipe']}`)",
+                str(kept[2]),
+            ),
+            row("", "tokens of its answers", *(f"{one['agreed']:.1%}" for one in (plain, other, own))),
+        ]
+    about = next(iter(shown.values()))["about"]
+    lines += [
         "",
-        f"The last column is `{recipe}`, the default recipe until you [calibrate](docs/guide/recipes.md#calibration), with {ratio:.0%} of the tokens recomputed. The first four rows are of "
-        f"{about['model']}, {' and '.join(dict.fromkeys((fast['dtype'], about['dtype'])))}, {fast['context_tokens']:,} tokens of retrieved text, {own['prompts']} questions, "
-        f"{fast['threads']} {fast['device'].upper()} threads{units}, with exact KV in memory, on [natural text](lab/docs/natural.md). **The last row is of another model and length**: "
-        f"the shipped 10 MB model on {scored['samples']:,} [generated prompts](lab/docs/methods.md) of {scored['context_tokens']:,} tokens.",
+        f"The last column is `{recipe}`, the default recipe until you [calibrate](docs/guide/recipes.md#calibration): "
+        f"{METHODS[recipe]().ratio:.0%} of the reused tokens are recomputed, and the others shifted. The nearest other method is that with the "
+        "lowest KL, of those that were measured, at its usual ratio and from exact KV. *Tokens of its answers*: the share of the tokens of full prefill's answer that are "
+        "chosen too, each behind those before it. There are few right answers, so that the intervals are wide. Times are from KV "
+        f"in memory, on {about['threads']} CPU threads ({about['machine']}). [All methods, with intervals and "
+        "commands](lab/docs/real-models.md#quality-kept-against-time).",
     ]
     return "\n".join(lines)
+
+
+def _row_of(rows: Sequence[Mapping[str, Any]], recipe: str) -> Mapping[str, Any]:
+    return next(one for one in rows if one["recipe"] == recipe)
+
+
+def _own_row(rows: Sequence[Mapping[str, Any]], recipe: str) -> Mapping[str, Any]:
+    """Return the recipe's row at its own ratio, with KV as a knowledge base stores it if that was measured."""
+    ratio = METHODS[recipe]().ratio
+    found = {one["recipe"]: one for one in rows if one["ratio"] == ratio}
+    return found.get(recipe_named(f"{DEFAULT_STORAGE}+{recipe}").name) or found[recipe]
+
+
+def _is_other_method(result: Mapping[str, Any]) -> bool:
+    """Whether a row is of a published method that recomputes tokens, on chunks prepared as its paper does."""
+    method = OWN_METHODS.get(result["recipe"])
+    ours = method is not None and method.function.startswith("weave:")
+    return method is not None and not ours and METHODS[result["recipe"]]().select.selective
 
 
 def recipe_scores(quality: Mapping[str, Any] | None, cost: Mapping[str, Any] | None) -> str:

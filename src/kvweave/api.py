@@ -13,6 +13,7 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.recipes.match import warn_if_unknown
 from kvweave.recipes.methods import as_recipe, in_any_storage
+from kvweave.recipes.names import AUTO
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillResult
 from kvweave.types import Prompt
@@ -23,7 +24,7 @@ def prefill(
     store: KVStore,
     prompt: Prompt,
     *,
-    recipe: str | Recipe = "weave",
+    recipe: str | Recipe = AUTO,
     prepare: str | None = None,
     storage: str | None = None,
     ratio: float | None = None,

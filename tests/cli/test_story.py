@@ -60,7 +60,7 @@ def test_add_ask_list_change_remove(real_command, command, documents):
     findings = {finding["name"]: finding for finding in real_command.json("doctor")}
     assert all(finding["ok"] for finding in findings.values())
     assert "2 documents" in findings["knowledge base"]["detail"]
-    assert "weave, since it was not calibrated" in findings["recipe auto"]["detail"]
+    assert "weave-shifted, since it was not calibrated" in findings["recipe auto"]["detail"]
 
 
 def test_ctrl_c_while_indexing_gives_advice_and_loses_nothing(real_command, command, documents, tmp_path):

@@ -58,7 +58,8 @@ def earlier(tmp_path):
 
 
 def test_a_knowledge_base_of_an_earlier_version_opens(earlier):
-    with kvweave.open("default", home=earlier) as base:
+    """Its answers are of `weave`, which was the default recipe then."""
+    with kvweave.open("default", home=earlier, recipe="weave") as base:
         assert [document.source for document in base.documents()] == ["/notes/passwords.md"]
         assert (
             base.missing_kv() == 2
@@ -120,7 +121,8 @@ def test_a_prepared_knowledge_base_opens_with_nothing_to_compute_again(prepared)
     ],
 )
 def test_its_answers_are_valid(prepared, question, text):
-    with kvweave.open("default", home=prepared) as base:
+    """They were answered by `weave`, which was the default recipe then."""
+    with kvweave.open("default", home=prepared, recipe="weave") as base:
         answer = base.ask(question)
         assert answer.text == text
         assert answer.plan.cache_hit is not None
@@ -130,7 +132,7 @@ def test_its_chunk_kv_is_reused(prepared):
     with kvweave.open("default", home=prepared) as base:
         answer = base.ask("What is the password of Glorric, please?", cache="off")
         assert answer.text == "walnut"
-        assert answer.plan.reused_share > 0.8
+        assert answer.plan.reused_share > 0.7
 
 
 def test_its_questions_in_other_words_do_no_harm(prepared):
@@ -142,7 +144,7 @@ def test_its_questions_in_other_words_do_no_harm(prepared):
         database.execute(
             "INSERT INTO predicted_questions VALUES ('Glorric has which password?', 'paraphrase', 1.0, NULL, 0, 0)"
         )
-    with kvweave.open("default", home=prepared) as base:
+    with kvweave.open("default", home=prepared, recipe="weave") as base:
         assert set(base.idle_status().predictions) == {"knowledge", "history"}
         assert base.predictions.predicted.totals().predicted["paraphrase"] == 1
         assert base.ask("What is the password of Glorric?").plan.cache_hit is not None

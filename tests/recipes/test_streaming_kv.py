@@ -145,7 +145,7 @@ def test_a_ready_request_does_not_wait_for_one_with_a_slow_link(
         assert torch.equal(found[0].logits, expected.logits)
 
 
-@pytest.mark.parametrize("recipe", ["reuse", "prophetkv", "weave"])
+@pytest.mark.parametrize("recipe", ["reuse", "prophetkv", "weave", "weave-shifted"])
 def test_a_server_that_dies_during_loading_gives_the_result_without_its_entries(
     tmp_path: Path, adapter: Adapter, shared_folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

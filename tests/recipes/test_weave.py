@@ -59,7 +59,7 @@ def test_preparing_measures_on_the_way_what_a_pass_of_its_own_would(adapter, pro
         patched.setattr(adapter, "encode", lambda ids, *before: computed.append(ids) or encode(ids, *before))
         prepare_chunks(ctx, chunks, recipe_named("weave"))
     assert sorted(computed) == sorted([*chunks, *chunks])
-    assert [Candidate(recipe_named(*name), None).offline_passes for name in NAMES] == [2, 2, 3, 2]
+    assert [Candidate(recipe_named(*name), None, 0.0).offline_passes for name in NAMES] == [2, 2, 3, 2]
     extracted = list(ContextSensitivity().extract(ctx, chunks))
     assert len(extracted) == len(chunks)
     for entry in extracted:

@@ -27,12 +27,14 @@ class PagedCache(FusedCache):
     """The KV of one request, in vLLM's pages and, for selectors and the store, in prompt order.
 
     `blocks` (blocks,) is the request's block table. Nothing is written before position `first`: other requests may use those
-    blocks.
+    blocks. `placed` (rows,) are the positions from there on that stored KV is placed at.
     """
 
     def __init__(self, blocks: Tensor, first: int, *args: Any) -> None:
         super().__init__(*args)
         self.blocks, self.first = blocks, first
+        spans = [torch.arange(max(each.start, first), max(each.end, first)) for each in self.spans]
+        self.placed = torch.cat([torch.arange(0), *spans])
         self.in_pages = False
 
 
@@ -111,13 +113,8 @@ class VllmEngine(Engine):
         """Write the stored KV of a cache into its request's pages, once. Raises DamagedEntry."""
         if kv_cache.in_pages:
             return
-        places = [
-            torch.arange(max(each.start, kv_cache.first), each.end)
-            for each in kv_cache.spans
-            if each.end > kv_cache.first
-        ]
-        if places:
-            rows = torch.cat(places)
+        rows = kv_cache.placed
+        if len(rows):
             slots = self.passes.slots(kv_cache.blocks, rows)
             g = self.geometry
             like = torch.empty(1, g.kv_heads, 0, g.head_width, dtype=g.dtype, device=g.device)
@@ -135,38 +132,49 @@ class VllmEngine(Engine):
         plan: RowPlan,
         *,
         capture: bool = False,
+        unrotated: bool = False,
     ) -> Tensor:
         assert isinstance(kv_cache, PagedCache)
         self.place(kv_cache)
         if int(plan.rows[0]) < kv_cache.first:
             plan = plan.subset(plan.rows[plan.rows >= kv_cache.first])
         request = RequestRows(plan.rows.cpu(), torch.tensor(token_ids), kv_cache.blocks)
-        with self._shown(kv_cache, plan, capture) as observe:
+        with self._shown(kv_cache, plan, capture, unrotated) as observe:
             hidden = self.passes.run([request], observe)
         model: Any = self.passes.model
         logits: Tensor = model.compute_logits(hidden[-1:])
         return logits
 
     @contextmanager
-    def _shown(self, kv_cache: PagedCache, plan: RowPlan, capture: bool) -> Iterator[Any]:
-        """Return the observer that shows a pass to the plan's hooks and to the cache; None if nobody looks."""
+    def _shown(self, kv_cache: PagedCache, plan: RowPlan, capture: bool, unrotated: bool) -> Iterator[Any]:
+        """Return the observer that shows a pass to the plan's hooks and to the cache; None if nobody looks.
+
+        Hooks that see `unrotated` rows may change the KV of others, which then goes to the pages before the layer attends.
+        """
         kv_cache.capture = None
         if not capture and not plan.hooks:
             yield None
             return
         before = _BeforeRotation()
-        if capture:
-            kv_cache.capture = RowCapture(before, self.geometry.layers, kv_cache.length)
+        if capture or unrotated:
+            kv_cache.capture = RowCapture(before, self.geometry.layers, kv_cache.length, keep=capture)
+        placed = kv_cache.placed if unrotated else plan.rows[:0].cpu()
+        changed = placed[~torch.isin(placed, plan.rows.cpu())]
+        slots = self.passes.slots(kv_cache.blocks, changed)
 
         def observe(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> None:
             q, k, v = (each.transpose(0, 1)[None] for each in (query, keys, values))  # (1, heads, T, D)
             k, v = kv_cache.layers[layer].update(k, v)
             plan.notify_hooks(AttentionCall(layer, q, k, v, self._settings[layer]))
+            before.forget()  # a hook may have rotated keys of its own
+            if len(changed):
+                keys, values = (each[0].transpose(0, 1)[changed] for each in (k, v))
+                self.passes.write(layer, keys, values, slots)
 
         with (
             torch.inference_mode(),
             kv_cache.writing(plan.rows),
-            before.recording(self.rotation.modules if capture else ()),
+            before.recording(self.rotation.modules if capture or unrotated else ()),
         ):
             yield observe
 
@@ -217,6 +225,10 @@ class _BeforeRotation:
             for module in {each for each in modules if each is not None}:
                 stack.callback(module.register_forward_pre_hook(record, with_kwargs=True).remove)
             yield
+
+    def forget(self) -> None:
+        """Drop what was recorded since the last layer asked."""
+        self.module, self._key = None, None
 
     def unrotated_key(self, rotated: Tensor) -> Tensor:
         """Return what a layer's rotated key (1, G, T, D) was before its rotation; the key itself if there was none."""

@@ -21,6 +21,7 @@ from kvweave.recipes.offline import preparation_steps
 from kvweave.recipes.place import Causal, TruePositions
 from kvweave.recipes.recipe import Recipe, SelectedRows
 from kvweave.recipes.request import Budget
+from kvweave.recipes.shift import ShiftedRows
 from kvweave.types import Span, TokenizedPrompt
 
 FIELD: Final = "kv_transfer_params.kvweave"
@@ -142,8 +143,8 @@ def _recipe(name: object) -> Recipe:
         recipe = in_any_storage(recipe_named(name))
     except InvalidRequest as error:
         raise InvalidField(field, str(error)) from error
-    parts = (recipe.place, recipe.recompute, recipe.attend)
-    if parts != (TruePositions(), SelectedRows(), Causal()):
+    in_place = (recipe.place, recipe.attend) == (TruePositions(), Causal())
+    if not in_place or not isinstance(recipe.recompute, SelectedRows | ShiftedRows):
         raise InvalidField(
             field,
             f"{name} places or attends to KV in its own way, which vLLM's attention cannot; choose another recipe",

@@ -104,9 +104,9 @@ class Weaver:
         engine.place(kv_cache)
         new = NewEntries(recipe, state)
         new.spans = [number for number in new.spans if prompt.spans[number].start >= load.first]
-        if not new.spans:
+        if not len(rows) or not (new.spans or recipe.recompute.writes_reused):
             return rows
-        engine.compute(kv_cache, prompt.token_ids, state.plan(rows, *new.hooks), capture=True)
+        recipe.recompute.run(state, rows, new.hooks, capture=bool(new.spans))
         store_entries(list(new.of(kv_cache)), self.store, engine.fingerprint)
         self.counts.rows += len(rows)
         return rows[:0]

@@ -40,6 +40,7 @@ RECIPES = (
     "prophetkv",
     "weave",
     "int8+weave",
+    "weave-shifted",
 )
 """Grouped queries in all; sliding windows in four; soft caps in gemma2; tied weights in the gemmas; partial rotation in glm4; layers without positions in exaone4."""
 

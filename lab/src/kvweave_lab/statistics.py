@@ -4,6 +4,7 @@ A resample draws prompts with replacement within each task, the same prompts for
 differences between recipes on one prompt stay together. Knows arrays only.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,21 @@ class Estimate:
     value: float
     low: float
     high: float
+
+
+def share_of(outcomes: Sequence[float | None]) -> Estimate | None:
+    """Return the share of outcomes that are 1, of those that are not None, with Wilson's interval; None without any.
+
+    A bootstrap of few outcomes that are all equal would give an interval of no width.
+    """
+    known = [each for each in outcomes if each is not None]
+    if not known:
+        return None
+    count, share, z = len(known), sum(known) / len(known), 1.959964
+    scale = 1 + z * z / count
+    middle = (share + z * z / (2 * count)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 class Scores(NamedTuple):

@@ -229,7 +229,12 @@ def request(tmp_path, **more):
 
 def test_a_run_resumes_and_its_rows_compare_at_equal_preparation_and_bytes(adapter, tmp_path, monkeypatch):
     asked = request(
-        tmp_path, preparations=("isolated", "following"), storages=("int8",), limit=2, output=tmp_path / "out"
+        tmp_path,
+        preparations=("isolated", "following"),
+        storages=("int8",),
+        limit=2,
+        against="weave",
+        output=tmp_path / "out",
     )
     benchmark = NaturalBenchmark(adapter, asked, read_request_set(asked), WordEncoder())
     done = benchmark.run()

@@ -242,7 +242,7 @@ class TestFiguresOfTheEvaluation:
     def test_a_page_without_results_is_marked(self, build):
         for part in (build.scores_of_all_tasks, build.scores_of_the_model, build.replayed):
             assert part(None) == "Not measured yet."
-        assert build.figure() == "Not measured yet."
+        assert build.figure({}) == "Not measured yet."
 
     def test_every_task_has_its_intervals_and_conditions(self, build, quality):
         said, _, *table = build.scores_of_all_tasks(build.results("quality.json")).split("\n")
@@ -274,41 +274,38 @@ class TestFiguresOfTheEvaluation:
             "| **mean** | 0.85 | 0.60 | 0.40 | – |",
         ]
 
-    def test_the_readme_has_speed_and_accuracy_with_their_conditions(self, build, tmp_path):
-        timed = {"context_tokens": 2048, "dtype": "float32", "device": "cpu", "threads": 2, "full_s": 2.11}
+    def test_the_readme_shows_what_is_kept_with_its_conditions(self, build):
+        def one(recipe, ratio, time, kept, agreed, kl):
+            values = {"time": time, "kept_right": kept, "agreed": agreed, "answer_kl": kl, "contains": 0.5}
+            return values | {"recipe": recipe, "ratio": ratio, "prompts": 40, "context_tokens": 2048}
+
         rows = [
-            timed | {"recipe": "weave", "ratio": 0.1, "ttft_s": 0.5, "speedup": 4.22},
-            timed | {"recipe": "reuse", "ratio": 0.0, "ttft_s": 0.2, "speedup": 10.6},
+            one("full", 1.0, 1.0, 1.0, 1.0, 0.0),
+            one("reuse", 0.0, 0.07, 0.3, 0.85, 0.3),
+            one("weave-shifted", 0.1, 0.26, 0.9, 0.94, 0.06),
+            one("weave-shifted", 0.2, 0.37, 0.95, 0.955, 0.04),
+            one("woven-int8+weave-shifted", 0.2, 0.38, 1.0, 0.95, 0.04),
+            one("weave", 0.1, 0.26, 0.4, 0.9, 0.01),
+            one("woven+prophetkv", 0.2, 0.26, 0.4, 0.9, 0.01),
+            one("prophetkv", 0.2, 0.36, 0.5, 0.88, 0.2),
+            one("epic", 0.15, 0.2, 0.7, 0.8, 0.25),
         ]
-        (tmp_path / "ttft_natural.json").write_text(json.dumps({"machine": "x86_64, AVX512", "rows": rows}))
-        read = [
-            {"context_tokens": 2048, "prompts": 40, "recipe": name, "same_first": same, "kl": kl, "nll": nll}
-            for name, same, kl, nll in (
-                ("weave", 0.9, 0.0167, 3.71),
-                ("reuse", 0.85, 0.052, 3.77),
-                ("full", 1.0, 0.0, 3.66),
-            )
+        about = {"chunk_tokens": 512, "dtype": "bfloat16", "threads": 2, "machine": "x86_64, AVX512"}
+        short, run = ({"about": about, "rows": each} for each in (rows[:1], rows))
+        runs = {"gemma-3-270m": [run], "qwen2.5-coder-1.5b": [short, run]}
+        lines = build.figure(runs).split("\n")
+        assert [line.split("**")[1] for line in lines if "tokens in chunks" in line] == [
+            "Qwen2.5-Coder 1.5B Instruct",
+            "Gemma 3 270M",
         ]
-        other = {**read[0], "context_tokens": 1024, "kl": 9.0}
-        natural = {"about": {"model": "a-model", "dtype": "float32"}, "rows": [*read, other]}
-        (tmp_path / "natural.json").write_text(json.dumps(natural))
-        scored = self.row("overall", 512, "weave", 0.1, 0.883, 2200)
-        scored |= {"full_score": 0.882, "reuse_score": 0.715}
-        tasks = [self.row(task, 512, "weave", 0.1, 0.9) for task in ("coref", "single")]
-        (tmp_path / "neutral.json").write_text(json.dumps({"rows": [*tasks, scored]}))
-        _, _, speed, same, far, right, accuracy, _, said = build.figure().split("\n")
         assert (
-            speed
-            == "| first token (a-model, 2,048 tokens, 2 CPU threads) | 2.11 s | 0.20 s | **0.50 s (4.2× faster)** |"
+            "2,048 tokens in chunks of 512, bfloat16, 40 questions, 8-bit KV in the last column |" in lines[2]
         )
-        assert same == "| same first token as full prefill (a-model, 2,048 tokens) | 100% | 85% | 90% |"
-        assert far == "| distance from full prefill, KL (a-model, 2,048 tokens) | 0 | 0.052 | 0.017 |"
-        assert right == "| NLL of right answers (a-model, 2,048 tokens) | 3.66 | 3.77 | 3.71 |"
-        tasks_of_the_shipped = "2 generated tasks (**shipped 10 MB model**, 512 tokens)"
-        assert accuracy == f"| accuracy, {tasks_of_the_shipped} | 0.882 | 0.715 | 0.883 |"
-        assert "a-model, float32, 2,048 tokens of retrieved text, 40 questions" in said
-        assert "2 CPU threads without matrix units" in said
-        assert "on 2,200 [generated prompts](lab/docs/methods.md) of 512 tokens" in said
+        assert lines[2].endswith("| 0.07 | 0.36 | **0.38** |")
+        assert lines[3] == "|  | its 20 right answers that stay right | 6 | 10 (`prophetkv`) | 20 |"
+        assert lines[4] == "|  | tokens of its answers | 85.0% | 88.0% | 95.0% |"
+        assert "20% of the reused tokens" in lines[-1]
+        assert "2 CPU threads (x86_64, AVX512)" in lines[-1]
 
     def test_replayed_times_have_a_row_for_each_recipe_and_ratio(self, build, tmp_path):
         trace = {"exact": 100.0, "stale": 400.5, "recomputed": 0.0, "fresh": 20.0, "decoded": 5.0}

@@ -129,21 +129,24 @@ class Adapter(Engine):
         plan: RowPlan,
         *,
         capture: bool = False,
+        unrotated: bool = False,
     ) -> Tensor:
         rows = self._pass_rows(kv_cache, token_ids, plan)
+        recorder = RotationRecorder(self.rotation.module) if capture or unrotated else None
         kv_cache.capture = None
+        if recorder is not None:
+            packs = self.batcher is not None and self._low is None and not self._runs_alone(rows)
+            given = GivenKeys() if packs else recorder
+            kv_cache.capture = RowCapture(given, self.geometry.layers, kv_cache.length, keep=capture)
         if self._low is not None:
-            return self._compute_in_blocks(rows, capture)
+            return self._compute_in_blocks(rows, recorder)
         if self.batcher is None:
-            recorder = self._recorder(rows, capture)
             with self._one_pass(rows):
                 return self.call_model(rows.ids, rows.positions, kv_cache, plan, recorder)
         if self.batcher.load_ahead:
             kv_cache.load(None)
-        if plan.around is not None or kv_cache.sink is not None:
-            return self.batcher.run_alone(partial(self._compute_alone, rows, capture))
-        if capture:
-            kv_cache.capture = RowCapture(GivenKeys(), self.geometry.layers, kv_cache.length)
+        if self._runs_alone(rows):
+            return self.batcher.run_alone(partial(self._compute_alone, rows, recorder))
         in_pieces = not plan.hooks and self._same_regime(kv_cache, plan.rows)
         return self.batcher.run(rows, in_pieces=in_pieces)
 
@@ -357,16 +360,14 @@ class Adapter(Engine):
                 _enter_low_priority(stack, low)
             return self.call_model(ids, positions, kv_cache, keep=keep)
 
-    def _compute_alone(self, rows: PassRows, capture: bool) -> Tensor:
-        recorder = self._recorder(rows, capture)
+    def _compute_alone(self, rows: PassRows, recorder: RotationRecorder | None) -> Tensor:
         with self._one_pass(rows):
             return self.call_model(rows.ids, rows.positions, rows.kv_cache, rows.plan, recorder)
 
-    def _compute_in_blocks(self, rows: PassRows, capture: bool) -> Tensor:
+    def _compute_in_blocks(self, rows: PassRows, recorder: RotationRecorder | None) -> Tensor:
         """Run prompt rows at low priority, in blocks where that is possible."""
         kv_cache, plan, low = rows.kv_cache, rows.plan, self._low
         assert low is not None
-        recorder = self._recorder(rows, capture)
 
         def run(block: RowPlan, keep: int | Tensor) -> Tensor:
             own = rows if block is plan else rows.some(block)
@@ -378,13 +379,10 @@ class Adapter(Engine):
         in_blocks = not whole and self._same_regime(kv_cache, plan.rows)
         return low.prefill(run, plan, in_blocks=in_blocks, resumable=not whole)
 
-    def _recorder(self, rows: PassRows, capture: bool) -> RotationRecorder | None:
-        """With `capture`, have the cache collect the pass' rows, and return what records their rotations."""
-        if not capture:
-            return None
-        recorder = RotationRecorder(self.rotation.module)
-        rows.kv_cache.capture = RowCapture(recorder, self.geometry.layers, rows.kv_cache.length)
-        return recorder
+    @staticmethod
+    def _runs_alone(rows: PassRows) -> bool:
+        """Whether a pass shares its call of the model with no other rows."""
+        return rows.plan.around is not None or rows.kv_cache.sink is not None
 
     @contextmanager
     def _one_pass(self, rows: PassRows) -> Iterator[None]:

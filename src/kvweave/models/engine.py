@@ -69,11 +69,13 @@ class Engine(ABC):
         plan: RowPlan,
         *,
         capture: bool = False,
+        unrotated: bool = False,
     ) -> Tensor:
         """Run the model over the prompt positions `plan.rows` (T,) and return the logits of the last row, (1, vocab).
 
         Writes their K,V into the cache. Every row attends to all cache positions up to its own. `token_ids` are all of the
-        prompt's, (N,). With `capture`, `kv_cache.capture.kv` afterwards holds the rows' unrotated K and V.
+        prompt's, (N,). With `capture`, `kv_cache.capture.kv` afterwards holds the rows' unrotated K and V. With `unrotated`, hooks
+        find those of their layer in `kv_cache.capture.layer_kv`.
         """
 
     @property

@@ -22,7 +22,10 @@ class StopForward(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerQueries:
-    """The inputs of one layer's attention, queries and keys rotated, read only.
+    """The inputs of one layer's attention, queries and keys rotated.
+
+    Read only. A hook may change keys and values of rows that the pass does not compute in a cache that is the request's own
+    (`recipes/shift.py`); it comes before the hooks that shall see the change.
 
     Attributes:
         layer: index of the layer.

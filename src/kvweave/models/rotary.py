@@ -102,19 +102,25 @@ class GivenKeys:
 
 
 class RowCapture:
-    """Collects the unrotated K and the V of the rows that a pass computes, for a prompt of `length` tokens.
+    """Shows the unrotated K and the V of the rows that a pass computes, and collects them for a prompt of `length` tokens.
 
-    `kv` is (L, 2, G, N, D) after the pass; only the rows that it computed are valid. Owned by the request.
+    `layer_kv` are K and V of the layer that was computed last, (1, G, T, D) each. `kv` is (L, 2, G, N, D) after the pass, where only
+    the rows that it computed are valid; None unless they are to `keep`. Owned by the request.
     """
 
-    def __init__(self, recorder: UnrotatedKeys, layers: int, length: int) -> None:
+    layer_kv: tuple[Tensor, Tensor]
+
+    def __init__(self, recorder: UnrotatedKeys, layers: int, length: int, *, keep: bool) -> None:
         self.kv: Tensor | None = None
         self.recorder = recorder
-        self._layers, self._length = layers, length
+        self._layers, self._length, self._keep = layers, length, keep
 
     def record(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Record a layer's new rows (1, G, T, D), with the unrotated keys in place of the rotated `keys`."""
         keys = self.recorder.unrotated_key(keys)
+        self.layer_kv = keys, values
+        if not self._keep:
+            return
         if self.kv is None:
             self.kv = keys.new_empty(self._layers, 2, keys.shape[1], self._length, keys.shape[-1])
         self.kv[layer, 0].index_copy_(1, rows, keys[0])

@@ -31,13 +31,14 @@ OWN_METHODS: Final[Mapping[str, Method]] = {
     "prophetkv": Method("prophetkv:prophetkv", "isolated"),
     "qcfuse": Method("qcfuse:qcfuse", "isolated"),
     "weave": Method("weave:weave", "woven"),
+    "weave-shifted": Method("weave:shifted", "woven"),
 }
 """The methods of this package. `kvweave.recipes.methods.METHODS` also has those of other packages."""
 
 AUTO: Final = "auto"
 """What stands for the recipe that calibration has chosen for a knowledge base, and elsewhere for UNCALIBRATED."""
 
-UNCALIBRATED: Final = "weave"
+UNCALIBRATED: Final = "weave-shifted"
 EXACT: Final = "prefix"
 """The recipe of calibration where no budget keeps what full attention says: its answers are full attention's."""
 

@@ -29,7 +29,8 @@ class PrefillState:
 
     All rows are prompt positions, ascending, on the CPU. A pass over rows writes their K,V to `kv_cache`, which belongs
     to this request. A selector may run the question's rows, since the recomputation runs them again. One that ranks the
-    stale rows by scores (n,) puts these into `scores`, for who asks why.
+    stale rows by scores (n,) puts these into `scores`, for who asks why, and the rows that it takes whatever their scores, evenly
+    spaced, into `spaced`.
     """
 
     request: PrefillRequest
@@ -37,6 +38,7 @@ class PrefillState:
     matched: tuple[Matched, ...]
     attend: Attend
     scores: list[Tensor] = field(default_factory=list)
+    spaced: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def stale(self) -> Tensor:

@@ -1,5 +1,6 @@
 """Slot 4, select: which stale tokens are recomputed, and the score by the question's attention."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -95,9 +96,14 @@ class SelectNone:
 
 @dataclass(frozen=True, slots=True)
 class TopScores:
-    """The stale tokens with the highest scores, as many as the budget allows; ties go to the earlier token."""
+    """The stale tokens with the highest scores, as many as the budget allows; ties go to the earlier token.
+
+    `sampled` is the share of these tokens that are evenly spaced instead, whatever their scores. A coverage budget is spent on scores
+    alone, and such tokens come on top.
+    """
 
     score: Score
+    sampled: float = 0.0
     selective: ClassVar[bool] = True
 
     @property
@@ -121,7 +127,14 @@ class TopScores:
             return stale[:0]
         scores = self.score.scores(state)
         state.scores[:] = [scores]
-        return stale[top_tokens(scores, budget.row_count(scores))]
+        count = budget.row_count(scores)
+        if budget.coverage is not None:
+            count = min(math.ceil(count / (1 - self.sampled)), budget.max_rows(stale.numel()))
+        sampled = math.ceil(self.sampled * count)
+        sample = stale[torch.arange(sampled) * len(stale) // max(1, sampled)]
+        state.spaced[:] = [sample]
+        left = scores.masked_fill(torch.isin(stale, sample), -math.inf)
+        return torch.cat([sample, stale[top_tokens(left, count - sampled)]]).sort().values
 
 
 # Which layers' attention counts in a score, where some layers see only a sliding window of the context.

@@ -10,6 +10,7 @@ import typer
 
 from kvweave.cli import options as opt
 from kvweave.cli.interrupted import keeps_output
+from kvweave.recipes.names import UNCALIBRATED
 from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
 from kvweave_lab.cli.evaluate import HOME_TEXT, MODEL_TEXT, print_notice
@@ -114,7 +115,7 @@ class NaturalOptions:
         typer.Option(
             "--against", help="Method that all others are compared with, in pairs on the same prompts."
         ),
-    ] = "weave"
+    ] = UNCALIBRATED
     answers: Annotated[
         int,
         typer.Option(

@@ -21,6 +21,7 @@ from kvweave.recipes.prepare import (
 )
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import QuestionAttention, TopScores
+from kvweave.recipes.shift import ShiftedRows
 from kvweave.types import ChunkFeature, ChunkKV, KVProvenance
 
 
@@ -44,6 +45,22 @@ def weave() -> Recipe:
         select=TopScores(QuestionAttention(times=ContextSensitivity())),
         ratio=0.1,
     )
+
+
+def shifted() -> Recipe:
+    """`weave`, and the rest of each chunk is shifted by the mean movement of its recomputed rows.
+
+    Paper: none; its preparation and its score are those of `weave`.
+    Idea: other text before a chunk moves the keys and values of all its tokens in a common direction, beside what it does to
+        each of them; recomputed rows show that direction.
+    Parameters: as `weave`, with ratio 0.2. A quarter of the budget goes to evenly spaced rows, which alone show the direction: the
+        rows that a question attends to move otherwise. A chunk's mean is pulled towards that of all chunks as by 10 more rows.
+    Differs from the paper: nothing to differ from.
+    Relations: `weave`, without the shift. kvweave-lab has the same for `prophetkv` and `cacheblend`, whose isolated chunks it does
+        not help reliably.
+    """
+    select = TopScores(QuestionAttention(times=ContextSensitivity()), sampled=0.25)
+    return replace(weave(), name="weave-shifted", select=select, recompute=ShiftedRows(), ratio=0.2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The figure of an evaluation by budget: answers kept against time to the first token, one line per recipe."""
+"""The figure of an evaluation by budget: what is kept of answers against time to the first token, one line per recipe."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -38,7 +38,7 @@ def _kept_figure(model: str, runs: Sequence[Mapping[str, Any]], theme: Theme) ->
     figure = new_figure(
         max(_PANEL_IN[0] * len(panels), _HEADING_IN),
         _PANEL_IN[1] + _LEGEND_IN,
-        f"{model}: answers kept against time",
+        f"{model}: what is kept of answers, against time",
         f"{about['dtype']}, {about['threads']} threads · along a line the ratio grows",
         theme,
     )
@@ -46,7 +46,7 @@ def _kept_figure(model: str, runs: Sequence[Mapping[str, Any]], theme: Theme) ->
         axes = figure.add_subplot(1, len(panels), place)
         for name in dict.fromkeys(row["recipe"] for row in rows):
             points = sorted(
-                (row["ratio"], row["time"], row["same_answer"]) for row in rows if row["recipe"] == name
+                (row["ratio"], row["time"], row["agreed"]) for row in rows if row["recipe"] == name
             )
             axes.plot(
                 [time for _, time, _ in points],
@@ -56,8 +56,8 @@ def _kept_figure(model: str, runs: Sequence[Mapping[str, Any]], theme: Theme) ->
         axes.axvline(1, **reference_line(theme))
         axes.set_title(f"{length:,} tokens")
         axes.set_xlabel("time to first token, of a full prefill")
-        axes.set_ylabel("answers the same, token for token" if place == 1 else "")
+        axes.set_ylabel("tokens of full attention's answers" if place == 1 else "")
         axes.set_xlim(left=0)
-        axes.set_ylim(-0.02, 1.02)
+        axes.set_ylim(top=1.005)
     add_series_legend(figure, styles, theme)
     return figure

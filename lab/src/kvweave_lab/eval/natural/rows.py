@@ -20,7 +20,7 @@ from kvweave_lab.eval.natural.outcomes import (
 )
 from kvweave_lab.eval.outcomes import FULL, Label
 from kvweave_lab.recipes.names import exact_name, name_parts
-from kvweave_lab.statistics import Estimate, interval_over_tasks, quotient_over_tasks
+from kvweave_lab.statistics import Estimate, interval_over_tasks, quotient_over_tasks, share_of
 
 SAME_BYTES: Final = 1.05
 """Two recipes store equally many bytes if one stores at most this factor times the other's."""
@@ -28,7 +28,7 @@ SAME_BYTES: Final = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All prompts of one context length under one recipe with one budget; intervals by bootstrap over prompts.
+    """All prompts of one context length under one recipe with one budget; intervals by bootstrap over prompts, of shares Wilson's.
 
     Attributes:
         context_tokens: the length that was asked for.
@@ -244,11 +244,11 @@ def _row(
         nll=_mean(own, _nll),
         kl=_mean(own, _kl),
         first_kl=_mean(own, lambda outcome: outcome.first_kl),
-        same_first=_mean(own, lambda outcome: outcome.same_first),
+        same_first=_rate([outcome.same_first for outcome in own]),
         f1=_known(map(_f1, own)),
-        contains=_known(outcome.contains for outcome in own),
-        kept_right=_known(mine.contains for mine, best in zip(own, full, strict=True) if best.contains),
-        same_answer=_known(outcome.same_answer for outcome in own),
+        contains=share_of([outcome.contains for outcome in own]),
+        kept_right=share_of([mine.contains for mine, best in zip(own, full, strict=True) if best.contains]),
+        same_answer=share_of([outcome.same_answer for outcome in own]),
         answer_kl=_known(outcome.answer_kl for outcome in own),
         agreed=_known(outcome.agreed for outcome in own),
         time=quotient_over_tasks(
@@ -259,6 +259,12 @@ def _row(
         nll_pgr=_share(_nll, alone, own, full),
         f1_pgr=_share(_f1, alone, own, full),
     )
+
+
+def _rate(outcomes: Sequence[bool]) -> Estimate:
+    found = share_of(outcomes)
+    assert found is not None
+    return found
 
 
 def _nll(outcome: NaturalOutcome) -> float:

@@ -16,6 +16,7 @@ from kvweave.errors import InvalidRequest, PromptTooLong
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
 from kvweave.options import within_context
+from kvweave.recipes.names import UNCALIBRATED
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
 from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
@@ -97,7 +98,7 @@ class Request:
     distractors: int = PAGES
     answers: int = 0
     minutes: float = math.inf
-    against: str = "weave"
+    against: str = UNCALIBRATED
     documents: Path | None = None
     questions: Path | None = None
     index: Path | None = None

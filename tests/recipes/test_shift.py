@@ -11,16 +11,16 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import Recipe, SelectedRows, run
-from kvweave.recipes.select import QuestionAttention, Select
+from kvweave.recipes.select import QuestionAttention, Select, TopScores
+from kvweave.recipes.shift import ShiftedRows
 from kvweave.testing import tiny_adapter
 from kvweave.types import ChunkKV
-from kvweave_lab.recipes.shifted import Shifted, WithSample, sample_of
 from support.contract import close, plain_logits, prepare
 
 
 def recipe(prior=0.0):
-    select = WithSample(QuestionAttention())
-    return Recipe("shifting", select=select, recompute=Shifted(prior), ratio=0.4)
+    select = TopScores(QuestionAttention(), 0.25)
+    return Recipe("shifting", select=select, recompute=ShiftedRows(prior=prior), ratio=0.4)
 
 
 def moved_store(adapter, prompt, by_chunk):
@@ -92,7 +92,8 @@ def test_a_chunk_without_recomputed_rows_moves_as_all_chunks_do(adapter, prompt,
 
         def choose(self, state):
             last = [found.span for found in state.matched if found.origin == "reused"][-1]
-            return state.stale[state.stale < last.start][::2]
+            state.spaced[:] = [state.stale[state.stale < last.start][::2]]
+            return state.spaced[0]
 
     store, tokens = (
         moved_store(adapter, prompt, shifts[:1].expand_as(shifts)),
@@ -143,8 +144,8 @@ def test_a_quarter_of_the_budget_is_evenly_spaced(adapter, store, prompt):
     assert result.selected.numel() == plain.selected.numel()
     spans = [span for span in result.plan.spans if span.origin == "reused"]
     stale = torch.cat([torch.arange(span.start, span.end) for span in spans])
-    sample = sample_of(stale, result.selected.numel())
+    count = math.ceil(result.selected.numel() / 4)
+    sample = stale[torch.arange(count) * len(stale) // count]
     assert torch.isin(sample, result.selected).all()
-    assert sample.numel() == math.ceil(result.selected.numel() / 4)
     ranked = result.selected[~torch.isin(result.selected, sample)]
     assert torch.isin(ranked, plain.selected).all()
