@@ -77,7 +77,7 @@ def test_chunk_kv_of_an_earlier_version_is_reused(earlier, top_k, origin):
         assert answer.text == "walnut"
         chunks = [span for span in answer.plan.spans if span.kind == "chunk"]
         assert {span.origin for span in chunks} == {origin}
-        assert origin == "exact" or "following-1" in chunks[0].reason
+        assert origin == "exact" or "isolated-int8" in chunks[0].reason
 
 
 def test_a_conversation_of_an_earlier_version_is_resumed(earlier):

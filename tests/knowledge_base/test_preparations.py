@@ -5,6 +5,8 @@ import pytest
 from kvweave.errors import InvalidRequest, UnknownRecipe
 
 GLORRIC = "What is the password of Glorric?"
+FIRST = "no KV after exactly this text; stored for any position (isolated-int8)"
+"""Why the first chunk of a prompt has its KV, whatever others are prepared as."""
 
 
 def reasons(plan):
@@ -17,7 +19,10 @@ def test_chunks_are_prepared_under_the_settings_and_found_again(open_kb, documen
     base.add(documents)
     plan = base.ask(GLORRIC, ratio=0.2).plan
     assert plan.recipe == "similar+prophetkv"
-    assert reasons(plan) == {"no KV after exactly this text; stored for any position (similar-10-int8)"}
+    assert reasons(plan) == {
+        FIRST,
+        "no KV after exactly this text; stored for any position (similar-10-int8)",
+    }
     assert base.ask(GLORRIC, recipe="reuse").plan.recipe == "similar+reuse"
     assert base.ask(GLORRIC, recipe="full").plan.recipe == "full"  # full prepares nothing
     assert base.ask(GLORRIC, recipe="following+reuse").plan.recipe == "following+reuse"
@@ -31,7 +36,8 @@ def test_the_plan_names_the_substitute_for_a_missing_preparation(open_kb, docume
     base.add(documents)
     isolated = base.ask(GLORRIC, prepare="similar").plan
     assert reasons(isolated) == {
-        "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
+        FIRST,
+        "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)",
     }
     bare = base.ask(GLORRIC, recipe="bare+reuse").plan
     assert reasons(bare) == {"no KV after exactly this text, nor for any position (bare-int8, bare)"}
@@ -46,12 +52,14 @@ def test_chunks_prepared_after_a_removed_document_are_isolated_until_prepared_ag
     assert base.missing_kv() > 0
     assert "similar-10-int8" not in base.store.stats().by_kind
     assert reasons(base.ask(GLORRIC).plan) == {
-        "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)"
+        FIRST,
+        "no KV after exactly this text, none prepared as similar-10-int8, similar-10; stored for any position (isolated-int8)",
     }
     base.add(documents / "badges.txt")  # unchanged: only missing KV is computed
     assert base.missing_kv() == 0
     assert reasons(base.ask(GLORRIC).plan) == {
-        "no KV after exactly this text; stored for any position (similar-10-int8)"
+        FIRST,
+        "no KV after exactly this text; stored for any position (similar-10-int8)",
     }
 
 

@@ -139,15 +139,14 @@ def test_neighbours_stored_on_the_way_are_quantised_too(adapter: Adapter, tmp_pa
         recipe = recipe_named("similar-int8+reuse")
         prepare(adapter, store, recipe)
         assert store.stats().by_kind.keys() == {"bare", "isolated-int8", "similar-10-int8"}
-        assert {provenance.kind for _, provenance in placed(adapter, store, recipe.name)} == {
-            "similar-10-int8"
-        }
-        first, *others = (adapter.template.chunk_ids(text) for text in TEXTS)
+        used = placed(adapter, store, recipe.name)
+        assert kinds(used) == ["isolated-int8", "similar-10-int8", "similar-10-int8"]
+        *others, last = (adapter.template.chunk_ids(text) for text in TEXTS)
         corpus = ctx_of(adapter, store).corpus
         isolated = {ids: Isolated().compute(ctx_of(adapter, store), ids).kv for ids in others}
-        neighbours = [ChunkKV(ids, quantise(isolated[ids].kv, "int8")) for ids in corpus.similar(first, 10)]
-        expected = adapter.encode(first, ctx_of(adapter, store).prefix_kv(), *neighbours)
-        kv, _ = placed(adapter, store, recipe.name)[0]
+        neighbours = [ChunkKV(ids, quantise(isolated[ids].kv, "int8")) for ids in corpus.similar(last, 10)]
+        expected = adapter.encode(last, ctx_of(adapter, store).prefix_kv(), *neighbours)
+        kv, _ = used[-1]
         assert torch.equal(kv.kv, quantise(expected.kv, "int8").all_layers())
         assert storage_of(kv) == "int8"
 
