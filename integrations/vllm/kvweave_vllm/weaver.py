@@ -13,7 +13,7 @@ from kvweave.kvstore.kv_store import KVStore
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prefill_state import PrefillState
-from kvweave.recipes.recipe import NewEntries, store_entries
+from kvweave.recipes.recipe import NewEntries, SelectedRows, store_entries
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave_vllm.engine import VllmEngine
 from kvweave_vllm.fields import Task
@@ -104,9 +104,13 @@ class Weaver:
         engine.place(kv_cache)
         new = NewEntries(recipe, state)
         new.spans = [number for number in new.spans if prompt.spans[number].start >= load.first]
-        if not len(rows) or not (new.spans or recipe.recompute.writes_reused):
+        # Where all layers have windows, vLLM has no blocks for the tokens out of reach: rows there show nothing of a shift.
+        windows = engine.geometry.windows
+        shifts = recipe.recompute.writes_reused and not (windows and all(windows))
+        if not len(rows) or not (new.spans or shifts):
             return rows
-        recipe.recompute.run(state, rows, new.hooks, capture=bool(new.spans))
+        recompute = recipe.recompute if shifts else SelectedRows()
+        recompute.run(state, rows, new.hooks, capture=bool(new.spans))
         store_entries(list(new.of(kv_cache)), self.store, engine.fingerprint)
         self.counts.rows += len(rows)
         return rows[:0]

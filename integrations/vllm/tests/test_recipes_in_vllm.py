@@ -77,6 +77,9 @@ def differences():
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_gives_the_logits_of_the_transformers_engine(case, recipe):
+    windows = case.adapter.geometry.windows
+    if recipe == "weave-shifted" and windows and all(windows):
+        pytest.skip("vLLM has no KV of the tokens that show the shift")
     case.prepare(recipe)
     case.vllm.forget()
     budget, counts = budget_of(recipe), case.vllm.weaver.counts
