@@ -43,7 +43,7 @@ from kvweave.options import AskOptions
 from kvweave_lab.eval.natural.questions import Question, QuestionSet, shipped_set
 from kvweave_lab.eval.prediction.run import Request, choose
 from kvweave_lab.eval.prediction.systems import contains
-from kvweave_lab.eval.question_matching import wilson_interval
+from kvweave_lab.statistics import wilson_interval
 
 PREDICTIONS: Final = Path(__file__).with_name("reader_questions.jsonl")
 DOCUMENTS, CHUNK_TOKENS, TOP_K = 10, 160, 5

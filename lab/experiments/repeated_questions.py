@@ -24,7 +24,7 @@ from kvweave.answer_cache.matching import ENGLISH
 from kvweave.answer_cache.spelling import edits, is_general, is_usual, is_word
 from kvweave.config import AnswersConfig
 from kvweave.text import NUMBERS_AND_DATES, clean_text, split_words
-from kvweave_lab.eval.question_matching import wilson_interval
+from kvweave_lab.statistics import wilson_interval
 
 COSINE: Final = 0.5
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from markdown_parts import Result, if_measured, table
 
-from kvweave_lab.eval.question_matching import wilson_interval
+from kvweave_lab.statistics import wilson_interval
 
 OURS, WITHOUT, BEST_OTHER, PUBLISHED = (
     "kvweave",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 GAIN = 0.1
 """A task on which full attention gains less than this over reuse cannot show how much a recipe restores."""
 
+_Z: Final = 1.959964  # of a normal distribution's middle 95 %
 _ROUNDING = 1e-9  # 0.5 - 0.4 counts as a gain of 0.1
 
 
@@ -37,13 +38,15 @@ def share_of(outcomes: Sequence[float | None]) -> Estimate | None:
     A bootstrap of few outcomes that are all equal would give an interval of no width.
     """
     known = [each for each in outcomes if each is not None]
-    if not known:
-        return None
-    count, share, z = len(known), sum(known) / len(known), 1.959964
-    scale = 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
+    return wilson_interval(round(sum(known)), len(known)) if known else None
+
+
+def wilson_interval(accepted: int, of: int) -> Estimate:
+    """Return a share with Wilson's 95 % interval, which keeps its width at shares of 0 and 1."""
+    value = accepted / of
+    middle = (value + _Z**2 / (2 * of)) / (1 + _Z**2 / of)
+    half = _Z / (1 + _Z**2 / of) * math.sqrt(value * (1 - value) / of + _Z**2 / (4 * of**2))
+    return Estimate(value, max(0.0, middle - half), min(1.0, middle + half))
 
 
 class Scores(NamedTuple):

@@ -4,7 +4,6 @@ A matcher decides by a score and a threshold whether two questions share an answ
 kvweave's guard, and GPTCache's rule. All of them get the same vectors.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from kvweave_lab.report.figures import (
     render,
     styles_of,
 )
-from kvweave_lab.statistics import Estimate
+from kvweave_lab.statistics import Estimate, wilson_interval
 
 THRESHOLDS: Final = tuple(round(0.5 + 0.01 * step, 2) for step in range(50))
 REJECTED: Final = -1.0
@@ -40,7 +39,6 @@ REJECTED: Final = -1.0
 OURS: Final = "kvweave"
 GUARDED: Final = "cosine, guarded"
 """Cosine, of pairs in which kvweave's guard finds no difference. kvweave calls these pairs near and serves none of them."""
-_Z: Final = 1.959964  # of a 95 % interval
 _BATCH: Final = 512
 
 Scores = NDArray[np.float64]
@@ -184,14 +182,6 @@ def _kinds(
         )
         for kind in dict.fromkeys(pair.kind for pair in pairs)
     ]
-
-
-def wilson_interval(accepted: int, of: int) -> Estimate:
-    """Return a share with Wilson's 95 % interval, which keeps its width at shares of 0 and 1."""
-    value = accepted / of
-    middle = (value + _Z**2 / (2 * of)) / (1 + _Z**2 / of)
-    half = _Z / (1 + _Z**2 / of) * math.sqrt(value * (1 - value) / of + _Z**2 / (4 * of**2))
-    return Estimate(value, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def _kvweave(pairs: Sequence[Pair], cosines: Scores) -> Scores:
