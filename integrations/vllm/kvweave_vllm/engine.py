@@ -12,9 +12,9 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from kvweave.errors import InvalidRequest, UnsupportedModel
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.engine import Engine
-from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.prompt import PromptTemplate
-from kvweave.models.rotary import RowCapture
+from kvweave.models.rotary import PlacedRotation, RowCapture
 from kvweave.models.support import Geometry, middle_layers
 from kvweave.ops.attention import AttentionSettings
 from kvweave.types import ModelFingerprint
@@ -86,31 +86,25 @@ class VllmEngine(Engine):
         """Return "fixed": models with frequencies of another kind are refused."""
         return "fixed"
 
-    def new_cache(
+    def _cache_of(
         self,
         length: int,
-        spans: Sequence[PlacedSpan] = (),
-        positions: Tensor | None = None,
+        placed: tuple[PlacedSpan, ...],
+        angles: PlacedRotation,
+        positions: Tensor,
         *,
-        share: bool = True,
+        share: bool,
     ) -> PagedCache:
-        device = self.geometry.device
-        positions = torch.arange(length) if positions is None else positions
-        check_positions(positions, length)
         room = len(self._blocks) * self.passes.block_tokens
         if length > room:
             raise InvalidRequest(
                 f"{length} tokens do not fit the {room} of the request's blocks; send the whole text with it"
             )
-        placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
-        like = torch.empty(0, dtype=self.geometry.dtype, device=device)
-        angles = self.rotation.angles(rope_positions(placed).to(device), length, like)
-        return PagedCache(
-            self._blocks, self._first, self.geometry.layers, length, placed, angles, positions.to(device)
-        )
+        return PagedCache(self._blocks, self._first, self.geometry.layers, length, placed, angles, positions)
 
-    def place(self, kv_cache: PagedCache) -> None:
+    def place(self, kv_cache: FusedCache) -> None:
         """Write the stored KV of a cache into its request's pages, once. Raises DamagedEntry."""
+        assert isinstance(kv_cache, PagedCache)
         if kv_cache.in_pages:
             return
         rows = kv_cache.placed

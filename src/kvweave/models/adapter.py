@@ -36,13 +36,20 @@ from kvweave.models.forward import (
     hook_caches,
     last_row_only,
 )
-from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
+from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.packed import run_packed
 from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
 from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
 from kvweave.models.prompt import PromptTemplate
-from kvweave.models.rotary import GivenKeys, Rotation, RotationRecorder, RowCapture, rope_regime
+from kvweave.models.rotary import (
+    GivenKeys,
+    PlacedRotation,
+    Rotation,
+    RotationRecorder,
+    RowCapture,
+    rope_regime,
+)
 from kvweave.models.shared_spans import SharedSpanCache, SpanPool, can_share
 from kvweave.models.support import middle_layers, probe
 from kvweave.types import ModelFingerprint, TokenizedPrompt
@@ -100,25 +107,19 @@ class Adapter(Engine):
 
     # Caches
 
-    def new_cache(
+    def _cache_of(
         self,
         length: int,
-        spans: Sequence[PlacedSpan] = (),
-        positions: Tensor | None = None,
+        placed: tuple[PlacedSpan, ...],
+        angles: PlacedRotation,
+        positions: Tensor,
         *,
-        share: bool = True,
+        share: bool,
     ) -> FusedCache:
-        device = self.geometry.device
-        positions = torch.arange(length) if positions is None else positions
-        check_positions(positions, length)
-        rope_length = int(positions[-1]) + 1 if length else 0
-        placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
-        like = torch.empty(0, dtype=self.geometry.dtype, device=device)
-        angles = self.rotation.angles(rope_positions(placed).to(device), rope_length, like)
         if share and self.spans is not None and can_share(placed):
-            shared = self.spans.share(placed, angles, device)
-            return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions.to(device))
-        return FusedCache(self.geometry.layers, length, placed, angles, positions.to(device))
+            shared = self.spans.share(placed, angles, self.geometry.device)
+            return SharedSpanCache(self.geometry.layers, length, placed, shared, angles, positions)
+        return FusedCache(self.geometry.layers, length, placed, angles, positions)
 
     # Passes
 

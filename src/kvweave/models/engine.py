@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kvweave.cancellation import check_cancelled
 from kvweave.models.attention import RowPlan
-from kvweave.models.fused_cache import FusedCache, PlacedSpan
+from kvweave.models.fused_cache import FusedCache, PlacedSpan, check_positions, rope_positions
 from kvweave.models.hooks import StopAtLayer, StopForward
 from kvweave.models.prompt import PromptTemplate, check_length
-from kvweave.models.rotary import KeyRotation
+from kvweave.models.rotary import KeyRotation, PlacedRotation
 from kvweave.models.support import Geometry
 from kvweave.types import ChunkKV, ModelFingerprint
 
@@ -45,7 +45,6 @@ class Engine(ABC):
     def rope_regime(self, prompt_tokens: int) -> str:
         """Name the frequency scaling that a pass of this length uses; "fixed" if it never changes."""
 
-    @abstractmethod
     def new_cache(
         self,
         length: int,
@@ -60,6 +59,26 @@ class Engine(ABC):
         be the largest, since generated tokens continue from it. Without `share` the request has a copy of the spans of its own,
         also where requests share them. Raises InvalidRequest if the last is not the largest, and for spans that overlap.
         """
+        device = self.geometry.device
+        positions = torch.arange(length) if positions is None else positions
+        check_positions(positions, length)
+        rope_length = int(positions[-1]) + 1 if length else 0
+        placed = tuple(sorted((span for span in spans if span.kv.tokens), key=lambda span: span.start))
+        like = torch.empty(0, dtype=self.geometry.dtype, device=device)
+        angles = self.rotation.angles(rope_positions(placed).to(device), rope_length, like)
+        return self._cache_of(length, placed, angles, positions.to(device), share=share)
+
+    @abstractmethod
+    def _cache_of(
+        self,
+        length: int,
+        placed: tuple[PlacedSpan, ...],
+        angles: PlacedRotation,
+        positions: Tensor,
+        *,
+        share: bool,
+    ) -> FusedCache:
+        """Return the engine's cache; arguments as for `FusedCache`, `share` as for `new_cache`."""
 
     @abstractmethod
     def compute(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvweave.models.fused_cache import FusedCache, FusedCacheLayer, PlacedSpan, SharedLayerState
-from kvweave.models.rotary import Angles
+from kvweave.models.rotary import PlacedRotation
 from kvweave.ops.attention import AttentionInput, KVRows, merge_spans
 from kvweave.types import ChunkKV
 
@@ -30,9 +30,9 @@ class SharedSpan:
     run of positions in which the span's begin at index `first`.
     """
 
-    def __init__(self, span: PlacedSpan, angles: Angles, first: int, device: torch.device) -> None:
+    def __init__(self, span: PlacedSpan, angles: PlacedRotation, first: int, device: torch.device) -> None:
         self.positions = torch.arange(span.start, span.end, device=device)
-        self.source: tuple[ChunkKV, Angles] | None = span.kv, angles
+        self.source: tuple[ChunkKV, PlacedRotation] | None = span.kv, angles
         self._first, self._device = first, device
         self._count = int(span.kv.data.shape[0])
         self._layers: dict[int, KVRows] = {}
@@ -72,7 +72,9 @@ class SpanPool:
         )
         self._guard = threading.Lock()
 
-    def share(self, spans: Sequence[PlacedSpan], angles: Angles, device: torch.device) -> list[SharedSpan]:
+    def share(
+        self, spans: Sequence[PlacedSpan], angles: PlacedRotation, device: torch.device
+    ) -> list[SharedSpan]:
         """Return the shared spans of stored entries that are placed like `spans`, which `can_share`.
 
         `angles` are those of all positions from the first span's start to the last one's end.
@@ -80,7 +82,9 @@ class SpanPool:
         with self._guard:
             return [self._shared(span, angles, span.start - spans[0].start, device) for span in spans]
 
-    def _shared(self, span: PlacedSpan, angles: Angles, first: int, device: torch.device) -> SharedSpan:
+    def _shared(
+        self, span: PlacedSpan, angles: PlacedRotation, first: int, device: torch.device
+    ) -> SharedSpan:
         key = (span.kv.entry, span.start, span.rope_start)
         found = self._spans.get(key)
         if found is None:
@@ -107,7 +111,7 @@ class SharedSpanCache(FusedCache):
         length: int,
         spans: tuple[PlacedSpan, ...],
         shared: Sequence[SharedSpan],
-        angles: Angles,
+        angles: PlacedRotation,
         positions: Tensor,
     ) -> None:
         self._spans: tuple[SharedSpan, ...] = tuple(shared)
