@@ -1,11 +1,13 @@
 """`kvweave bench start`: parts of a command's start, each charged once."""
 
 import json
+import sys
 
 import pytest
 
 from kvweave.errors import KvweaveError
 from kvweave_lab.bench import start, start_trace
+from kvweave_lab.bench.serving.processes import ServerProcess, free_port
 from kvweave_lab.bench.start_trace import CONTROL, LOADER, OURS, PASSES, PROBE, Clock
 
 
@@ -24,10 +26,41 @@ def test_parts_of_a_command_are_its_processor_time(tmp_path, others):
     assert run.parts[CONTROL] > 0  # the modules that it loads are not charged to the command
 
 
-def test_a_server_is_timed_until_it_is_ready(tmp_path):
+BUSY_SERVER = """
+import http.server, signal, sys, time
+
+def compute(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+def end(*signal):
+    compute(0.3)
+    sys.exit()
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+signal.signal(signal.SIGTERM, end)
+compute(0.3)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+"""
+
+
+def test_a_server_is_timed_until_it_is_ready(tmp_path, monkeypatch):
+    """One that computes before it is ready and at its end; `test_real_servers` starts those of `kvweave serve`."""
+
+    def busy_server(name, folder, **given):
+        assert given == {"model": None, "flags": ["--no-idle-work"], "home": tmp_path / "home"}
+        port = free_port()
+        return ServerProcess(name, [sys.executable, "-c", BUSY_SERVER, str(port)], port, folder)
+
+    monkeypatch.setattr(start, "kvweave_server", busy_server)
     run = start.served(tmp_path, tmp_path / "home", None)
-    assert run.wall_s > 1  # torch alone takes longer to import
-    assert run.cpu_s > 1
+    assert run.wall_s > 0.3
+    assert run.cpu_s > 0.6  # that of its end too
     assert run.parts == {}
 
 
