@@ -111,7 +111,9 @@ class Carriers:
         self._kept = []  # so that no id is used twice
 
     def __enter__(self):
+        gc.unfreeze()  # Python would not tell of what `support/workers.py` has frozen
         self._before = gc.get_objects()
+        gc.freeze()
         self._older = set(map(id, self._before))
         sys.setprofile(self._profile)
         return self

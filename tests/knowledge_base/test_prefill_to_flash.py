@@ -217,11 +217,8 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         patch.setattr(SharedLayerState, "materialize", laid_out)
         patch.setattr(EntryFormat, "encode", encoded)
         gc.collect()
-        gc.freeze()  # looks pass over older objects, of which there are a million
-        try:
-            yield lambda: max(found)
-        finally:
-            gc.unfreeze()
+        gc.freeze()  # looks pass over older objects, also those that came after `support/workers.py` did so
+        yield lambda: max(found)
 
 
 def storages() -> dict[int, torch.UntypedStorage]:

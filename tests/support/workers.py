@@ -1,4 +1,7 @@
-"""How many processes run the tests, and the one process from which all of them fork their programs."""
+"""How many processes run the tests, how they collect them, and the one process from which all of them fork their programs."""
+
+import gc
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,3 +23,18 @@ def pytest_configure_node(node):
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
         use_server(config.workerinput["server"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while all modules are imported, nor later among what they and the tests have made.
+
+    These are a million objects that live as long as the process: each look at them takes a good part of a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
