@@ -2,11 +2,19 @@
 
 import json
 
+from kvweave_lab.eval.personas import background, model, users
+
 FEW = "eval personas --users 1 --questions 2 --seeds 1 --further 0 --ablations 0".split()
 QUICK = (*FEW, "--shape", "reference", "--repeats", "1", "--quiet")
 
 
-def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(command, tmp_path, request):
+def test_every_system_is_in_both_tables_and_a_second_run_adds_nothing(
+    command, tmp_path, request, monkeypatch
+):
+    """With few notes and short summaries, which take most of the time: what the systems make of them is for `tests/eval`."""
+    monkeypatch.setattr(users, "NOTES", 4)
+    monkeypatch.setattr(background, "ROUNDS_PER_PART", 1)
+    monkeypatch.setattr(model, "_REQUEST_TOKENS", 24)
     folder = tmp_path / "out"
     short = ("--answers", "short")  # `tests/eval` has both lengths of replies
     text = command(*QUICK, *short, "--output", folder, timeout_s=600).stdout
