@@ -1,8 +1,8 @@
 """The routes of OpenAI's API, through the official client and two frameworks that have one of their own."""
 
+import importlib
 import math
 
-import openai
 import pytest
 
 QUESTION = "What is the password of Glorric?"
@@ -11,7 +11,13 @@ SOURCE = "The password of Glorric is walnut."
 
 
 @pytest.fixture(scope="module")
-def client(served):
+def openai():
+    """The client's package, which takes seconds: processes that only collect these tests do without it."""
+    return importlib.import_module("openai")
+
+
+@pytest.fixture(scope="module")
+def client(served, openai):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as found:
         yield found
 
@@ -221,13 +227,13 @@ def test_embeddings_are_those_of_the_embedding_model(client, served):
     assert found.usage.total_tokens > 4
 
 
-def test_token_ids_of_another_tokenizer_are_not_embedded(client):
+def test_token_ids_of_another_tokenizer_are_not_embedded(client, openai):
     for ids in ([1, 2, 3], [[1, 2, 3]]):
         with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
             client.embeddings.create(model="all-MiniLM-L6-v2", input=ids)
 
 
-def test_models_are_listed(client):
+def test_models_are_listed(client, openai):
     names = [model.id for model in client.models.list()]
     assert names == ["reference", "all-MiniLM-L6-v2"]
     assert client.models.retrieve("reference").id == "reference"
@@ -253,7 +259,7 @@ def test_models_are_listed(client):
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
     ],
 )
-def test_what_is_not_supported_is_refused_in_the_api_s_shape(client, more, param):
+def test_what_is_not_supported_is_refused_in_the_api_s_shape(client, more, param, openai):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{"model": "kvweave", "messages": CHAT, **more})
     assert (refused.value.param or "").startswith(param)
@@ -338,7 +344,7 @@ def test_errors_have_their_status_and_code(served, more, status, code, stream):
         assert "--" not in error["message"]
 
 
-def test_a_url_names_the_knowledge_base(served):
+def test_a_url_names_the_knowledge_base(served, openai):
     """For programs such as Open WebUI, which take a URL and send no fields of ours."""
     with openai.OpenAI(base_url=f"{served.url}/kb/notes/v1", api_key="unused", max_retries=0) as client:
         model = client.models.list().data[0].id
