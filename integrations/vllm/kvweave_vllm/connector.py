@@ -14,9 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvweave_vllm.claims import Claims
 from kvweave_vllm.engine import VllmEngine
+from kvweave_vllm.fields import Load
 from kvweave_vllm.model import Served, open_store
 from kvweave_vllm.support import check_config, check_layers
-from kvweave_vllm.weaver import Load, Weaver
+from kvweave_vllm.weaver import Weaver
 
 _LOG = logging.getLogger(__name__)
 _worker: Any = None  # a weak reference to the worker of this process

@@ -16,21 +16,10 @@ from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import NewEntries, SelectedRows, store_entries
 from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave_vllm.engine import VllmEngine
-from kvweave_vllm.fields import Task
+from kvweave_vllm.fields import Load
 from kvweave_vllm.passes import RequestRows
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A request whose tokens from `first` on, up to the end of its task's chunks, kvweave puts into its `blocks`."""
-
-    request: str
-    token_ids: tuple[int, ...]
-    blocks: tuple[int, ...]
-    first: int
-    task: Task
 
 
 @dataclass(slots=True)
