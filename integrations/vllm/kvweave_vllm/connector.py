@@ -16,7 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvweave_vllm.claims import Claims, Work
 from kvweave_vllm.engine import VllmEngine
 from kvweave_vllm.model import Served, open_store
-from kvweave_vllm.reads import Reader
+from kvweave_vllm.ranks import AgreedStore, new_group, on_first
+from kvweave_vllm.reads import READ_THREADS, Reader
 from kvweave_vllm.support import check_config, check_layers
 from kvweave_vllm.weaver import Weaver
 
@@ -100,8 +101,17 @@ class KvweaveConnector(KVConnectorBase_V1):
                 "kvweave needs its worker extension; start vLLM with the flags of `kvweave-vllm flags`"
             )
         check_layers(worker.model_runner)
-        engine = VllmEngine(worker.model_runner, self._served.fingerprint, self._served.template)
-        self.weaver = Weaver(engine, self._store, Reader(engine, self._store))
+        runner, served, store = worker.model_runner, self._served, self._store
+        group = new_group()
+        if group is None:
+            engine = VllmEngine(runner, served.fingerprint, served.template)
+            self.weaver = Weaver(engine, store, Reader(engine, store, READ_THREADS))
+        else:
+            # The first rank alone loads the model for its name. All read the same in the same order, which needs one thread.
+            fingerprint = on_first(group, lambda: served.fingerprint)
+            engine = VllmEngine(runner, fingerprint, served.template)
+            reader = Reader(engine, AgreedStore(store, group), threads=1)
+            self.weaver = Weaver(engine, AgreedStore(store, new_group()), reader)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)

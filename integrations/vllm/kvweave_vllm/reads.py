@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kvweave.errors import DamagedEntry
 from kvweave.kvstore.format import verify_content
@@ -19,8 +20,8 @@ from kvweave_vllm.fields import Load
 
 _LOG = logging.getLogger(__name__)
 
-THREADS = 4
-"""Reads at a time."""
+READ_THREADS: Final = 4
+"""Reads at a time, where there is one worker."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ class Read:
     request: ReadRequest
     matched: tuple[Matched, ...]
 
-    def first(self, load: Load, tokens: int) -> "Read":
-        """Return the same for a load of the request, which may have fewer chunks, and the first `tokens` tokens of its prompt."""
+    def first(self, load: Load, tokens: int, store: KVStore) -> "Read":
+        """Return the same for a load of the request, which may have fewer chunks, and the first `tokens` tokens of its prompt.
+
+        `store` is what later look-ups ask.
+        """
         prompt = load.task.prompt(load.token_ids[:tokens])
         *chunks, question = prompt.spans
         last = replace(self.matched[-1], span=question)
-        return Read(replace(self.request, prompt=prompt), (*self.matched[: len(chunks)], last))
+        return Read(replace(self.request, prompt=prompt, store=store), (*self.matched[: len(chunks)], last))
 
     def close(self) -> None:
         """Let the store evict what was read."""
@@ -64,7 +68,7 @@ class Reader:
     A read that fails raises its error when it is taken.
     """
 
-    def __init__(self, engine: Engine, store: KVStore, threads: int = THREADS) -> None:
+    def __init__(self, engine: Engine, store: KVStore, threads: int) -> None:
         self._engine, self._store = engine, store
         self._pool = ThreadPoolExecutor(threads, "kvweave-read", use_one_thread)
         self._reads: dict[str, Future[Read]] = {}
@@ -80,10 +84,9 @@ class Reader:
             self._unreported.discard(request)
 
     def take(self, load: Load) -> Read:
-        """Return what was read for a request, which the caller closes; wait for it, or read it here, if need be."""
-        read = self._reads.pop(load.request, None)
+        """Return what was read for a request, which the caller closes; wait for it if need be."""
         self._unreported.discard(load.request)
-        return self._read(load) if read is None else read.result()
+        return self._reads.pop(load.request).result()
 
     def ended(self) -> list[str]:
         """Return the requests whose reads have ended since the last call."""

@@ -74,7 +74,7 @@ class Weaver:
         # Where vLLM schedules a part of the question, its blocks hold that part: tokens are selected by it.
         tokens = len(load.blocks) * self.engine.passes.block_tokens
         with closing(self.reader.take(load)) as read:
-            return self._placed(load, read.first(load, tokens))
+            return self._placed(load, read.first(load, tokens, self.store))
 
     def _placed(self, load: Load, read: Read) -> Tensor:
         """Place what was read, select, and return the rows to compute; those whose KV is worth storing are computed here."""
@@ -84,6 +84,7 @@ class Weaver:
         kv_cache = engine.new_cache(prompt.tokens, placement.spans, placement.positions)
         state = PrefillState(request, kv_cache, matched, recipe.attend)
         selected = state.stored_chunks if request.budget.recomputes_all else recipe.select.choose(state)
+        selected, state.spaced[:] = engine.passes.heads.agreed((selected, list(state.spaced)))
         rows = torch.cat([selected, state.fresh]).sort().values
         rows = rows[(rows >= load.first) & (rows < load.task.end)]
         engine.place(kv_cache)

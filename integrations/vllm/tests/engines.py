@@ -147,6 +147,22 @@ class Case:
         self.vllm.close()
 
 
+def withhold(worker, rank, token_ids):
+    """Let the store of one rank find no entry of a chunk; runs in the workers."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    store = get_kv_transfer_group()._store
+    find = store._find
+
+    def others(look_ups, *args, **more):
+        known = [each for each in look_ups if tuple(each.token_ids) != token_ids]
+        found = iter(find(known, *args, **more))
+        return [next(found) if each in known else None for each in look_ups]
+
+    if worker.rank == rank:
+        store._find = others
+
+
 def by_length(texts):
     """Similar texts have similar lengths, so that no embedding model is needed."""
     return np.array([[len(each), 1.0] for each in texts], dtype=np.float32)
