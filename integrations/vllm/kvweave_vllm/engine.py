@@ -19,6 +19,7 @@ from kvweave.models.support import Geometry, middle_layers
 from kvweave.ops.attention import AttentionSettings
 from kvweave.types import ModelFingerprint
 from kvweave_vllm.passes import NestedPasses, RequestRows
+from kvweave_vllm.ranks import Heads
 
 PROBE_TOKENS = 5
 
@@ -59,7 +60,7 @@ class VllmEngine(Engine):
         windows = tuple(layer.sliding_window for layer in layers)
         self.geometry = Geometry(
             layers=len(layers),
-            kv_heads=layers[0].num_kv_heads,
+            kv_heads=self.passes.heads.total,
             head_width=layers[0].head_size,
             context_tokens=runner.model_config.max_model_len,
             dtype=runner.model_config.dtype,
@@ -136,7 +137,7 @@ class VllmEngine(Engine):
         with self._shown(kv_cache, plan, capture, unrotated) as observe:
             hidden = self.passes.run([request], observe)
         model: Any = self.passes.model
-        logits: Tensor = model.compute_logits(hidden[-1:])
+        logits: Tensor = model.compute_logits(hidden[-1:])  # None on other ranks than the first
         return logits
 
     @contextmanager
@@ -149,7 +150,7 @@ class VllmEngine(Engine):
         if not capture and not plan.hooks:
             yield None
             return
-        before = _BeforeRotation()
+        before = _BeforeRotation(self.passes.heads)
         if capture or unrotated:
             kv_cache.capture = RowCapture(before, self.geometry.layers, kv_cache.length, keep=capture)
         placed = kv_cache.placed if unrotated else plan.rows[:0].cpu()
@@ -177,7 +178,7 @@ class VllmEngine(Engine):
 
         Raises UnsupportedModel unless it gives, bit by bit, the keys with which the layer attends.
         """
-        before = _BeforeRotation()
+        before = _BeforeRotation(self.passes.heads)
         rotary = [each for each in self.passes.model.modules() if isinstance(each, RotaryEmbeddingBase)]
         seen: list[tuple[nn.Module | None, Tensor, Tensor]] = []  # module, key before and after rotation
 
@@ -205,7 +206,8 @@ class VllmEngine(Engine):
 class _BeforeRotation:
     """Records the key that a rotary module is about to turn, (T, G · D), and the module, until the next layer asks for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
         self.module: nn.Module | None = None
         self._key: Tensor | None = None
 
@@ -225,12 +227,11 @@ class _BeforeRotation:
         self.module, self._key = None, None
 
     def unrotated_key(self, rotated: Tensor) -> Tensor:
-        """Return what a layer's rotated key (1, G, T, D) was before its rotation; the key itself if there was none."""
+        """Return what a layer's rotated key (1, G, T, D), of all ranks, was before its rotation; the key itself if there was none."""
         key, self._key, self.module = self._key, None, None
         if key is None:
             return rotated
-        _, heads, tokens, width = rotated.shape
-        return key.reshape(tokens, heads, width).transpose(0, 1)[None]
+        return self._heads.whole_keys(key.reshape(len(key), -1, rotated.shape[-1])).transpose(0, 1)[None]
 
 
 @dataclass(frozen=True, slots=True)

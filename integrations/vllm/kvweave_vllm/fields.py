@@ -100,6 +100,17 @@ class Task:
         return SALT + blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A request whose tokens from `first` on, up to the end of its task's chunks, kvweave puts into its `blocks`."""
+
+    request: str
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    first: int
+    task: Task
+
+
 def read_task(params: Mapping[str, Any] | None, token_ids: Sequence[int]) -> Task | None:
     """Return the task of a request with these `kv_transfer_params`; None without a field `kvweave`.
 

@@ -17,8 +17,10 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from kvweave_vllm.ranks import Heads
+
 Observer = Callable[[int, Tensor, Tensor, Tensor], None]
-"""Called at each layer, before it writes and attends, with the layer and its query, keys and values, (T, heads, D) each."""
+"""Called at each layer, before it writes and attends, with the layer and its query, keys and values, (T, heads, D), of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class NestedPasses:
 
     Attributes:
         layers: the attention layers, in order.
+        heads: this rank's heads.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -46,6 +49,7 @@ class NestedPasses:
         context = self._config.compilation_config.static_forward_context
         names = sorted((name for group in groups for name in group.layer_names), key=layer_number)
         self.layers: list[Any] = [context[name] for name in names]
+        self.heads = Heads(self.layers[0].num_kv_heads, runner.model_config.get_total_num_kv_heads())
         # Of our own: the step's metadata is built already, and may be in the buffers of its builders.
         self._builders = [
             (group.layer_names, group.backend.get_builder_cls()(group.kv_cache_spec, group.layer_names, self._config, self.device))
@@ -60,8 +64,9 @@ class NestedPasses:
         return blocks.long()[rows // self.block_tokens] * self.block_tokens + rows % self.block_tokens
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Write rotated keys and values (T, G, D) of a layer into the pages, as every backend can."""
+        """Write this rank's of rotated keys and values (T, G, D) of a layer into the pages, as every backend can."""
         own = self.layers[layer]
+        keys, values = (self.heads.own_keys(each) for each in (keys, values))
         own.impl.do_kv_cache_update(own, keys, values, own.kv_cache, slots.to(self.device))
 
     def run(self, requests: Sequence[RequestRows], observe: Observer | None = None) -> Tensor:
@@ -141,9 +146,9 @@ class NestedPasses:
             query, key, value = (*args, *kwargs.values())[:3]
             observe(
                 number,
-                query.reshape(len(query), layer.num_heads, -1),
-                key.reshape(len(key), layer.num_kv_heads, -1),
-                value.reshape(len(value), layer.num_kv_heads, -1),
+                self.heads.whole(query.reshape(len(query), layer.num_heads, -1)),
+                self.heads.whole_keys(key.reshape(len(key), layer.num_kv_heads, -1)),
+                self.heads.whole_keys(value.reshape(len(value), layer.num_kv_heads, -1)),
             )
 
         with ExitStack() as stack:

@@ -18,7 +18,6 @@ def check_config(config: Any) -> None:
     refused = {
         f"vLLM {version}, which is not tested: install {' or '.join(TESTED)}": version not in TESTED,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "tensor parallelism": parallel.tensor_parallel_size > 1,
         "data parallelism in one server: start several": parallel.data_parallel_size > 1,
         "context parallelism": max(
             parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size

@@ -2,35 +2,24 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kvweave.errors import DamagedEntry
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import NewEntries, SelectedRows, store_entries
-from kvweave.recipes.request import Matched, PrefillRequest
 from kvweave_vllm.engine import VllmEngine
-from kvweave_vllm.fields import Task
+from kvweave_vllm.fields import Load
 from kvweave_vllm.passes import RequestRows
+from kvweave_vllm.reads import Read, Reader
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A request whose tokens from `first` on, up to the end of its task's chunks, kvweave puts into its `blocks`."""
-
-    request: str
-    token_ids: tuple[int, ...]
-    blocks: tuple[int, ...]
-    first: int
-    task: Task
 
 
 @dataclass(slots=True)
@@ -49,6 +38,7 @@ class Weaver:
 
     engine: VllmEngine
     store: KVStore
+    reader: Reader
     counts: Counts = field(default_factory=Counts)
 
     def weave(self, loads: Sequence[Load]) -> None:
@@ -81,24 +71,20 @@ class Weaver:
         return RequestRows(rows, ids, blocks)
 
     def _reuse(self, load: Load) -> Tensor:
-        task, engine = load.task, self.engine
         # Where vLLM schedules a part of the question, its blocks hold that part: tokens are selected by it.
-        ids = load.token_ids[: len(load.blocks) * engine.passes.block_tokens]
-        with self.store.lease() as lease:
-            request = PrefillRequest(engine, self.store, task.prompt(ids), task.budget, lease)
-            while True:  # a damaged entry is dropped, and not found again
-                try:
-                    return self._placed(load, request, task.recipe.match.find(request, task.recipe.prepare))
-                except DamagedEntry as error:
-                    _LOG.warning("retrying without an entry that cannot be used: %s", error)
+        tokens = len(load.blocks) * self.engine.passes.block_tokens
+        with closing(self.reader.take(load)) as read:
+            return self._placed(load, read.first(load, tokens, self.store))
 
-    def _placed(self, load: Load, request: PrefillRequest, matched: tuple[Matched, ...]) -> Tensor:
-        """Place what was matched, select, and return the rows to compute; those whose KV is worth storing are computed here."""
+    def _placed(self, load: Load, read: Read) -> Tensor:
+        """Place what was read, select, and return the rows to compute; those whose KV is worth storing are computed here."""
+        request, matched = read.request, read.matched
         recipe, engine, prompt = load.task.recipe, self.engine, request.prompt
         placement = recipe.place.place(request, matched)
         kv_cache = engine.new_cache(prompt.tokens, placement.spans, placement.positions)
         state = PrefillState(request, kv_cache, matched, recipe.attend)
         selected = state.stored_chunks if request.budget.recomputes_all else recipe.select.choose(state)
+        selected, state.spaced[:] = engine.passes.heads.agreed((selected, list(state.spaced)))
         rows = torch.cat([selected, state.fresh]).sort().values
         rows = rows[(rows >= load.first) & (rows < load.task.end)]
         engine.place(kv_cache)

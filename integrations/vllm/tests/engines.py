@@ -60,26 +60,22 @@ class Vllm:
 
     def generate(self, *bodies, max_tokens=1):
         """Run requests as one batch; a body is what `kvweave_vllm.request` returns."""
-        from vllm import SamplingParams
-
-        prompts, params = [], []
-        for body in bodies:
-            extra = body.get("extra_body", {})
-            salt = {"cache_salt": extra["cache_salt"]} if "cache_salt" in extra else {}
-            prompts.append({"prompt_token_ids": body["prompt"], **salt})
-            own = {name: extra[name] for name in ("kv_transfer_params",) if name in extra}
-            params.append(
-                SamplingParams(
-                    max_tokens=max_tokens,
-                    temperature=0,
-                    logprobs=-1,
-                    ignore_eos=True,
-                    extra_args=own,
-                    detokenize=False,
-                )
-            )
+        prompts, params = zip(*(_asked(body, max_tokens) for body in bodies), strict=True)
         replies = self.llm.generate(prompts, params, use_tqdm=False)
-        return [_logits(reply.outputs[0]) for reply in replies]
+        return [first_logits(reply.outputs[0]) for reply in replies]
+
+    def start(self, name, body, max_tokens=1):
+        """Add a request; `step` runs it."""
+        self.llm.llm_engine.add_request(name, *_asked(body, max_tokens))
+
+    def step(self):
+        """Run one step of vLLM; return the output of each request that got a token, by its name."""
+        return {reply.request_id: reply.outputs[0] for reply in self.llm.llm_engine.step()}
+
+    def finish(self):
+        """Run steps until all requests have ended."""
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.step()
 
     def forget(self):
         """Empty vLLM's own prefix cache."""
@@ -92,7 +88,19 @@ class Vllm:
         ensure_kv_transfer_shutdown()
 
 
-def _logits(output):
+def _asked(body, max_tokens):
+    from vllm import SamplingParams
+
+    extra = body.get("extra_body", {})
+    salt = {"cache_salt": extra["cache_salt"]} if "cache_salt" in extra else {}
+    own = {name: extra[name] for name in ("kv_transfer_params",) if name in extra}
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=0, logprobs=-1, ignore_eos=True, extra_args=own, detokenize=False
+    )
+    return {"prompt_token_ids": body["prompt"], **salt}, params
+
+
+def first_logits(output):
     found = output.logprobs[0]
     logits = torch.empty(len(found))
     for token, value in found.items():
@@ -120,7 +128,7 @@ class Case:
             chunks,
             system=SYSTEM,
             recipe=recipe,
-            context_tokens=self.vllm.weaver.engine.geometry.context_tokens,
+            context_tokens=self.vllm.llm.llm_engine.model_config.max_model_len,
             embed=by_length,
         )
         for body in bodies:
@@ -137,6 +145,22 @@ class Case:
     def close(self):
         self.store.close()
         self.vllm.close()
+
+
+def withhold(worker, rank, token_ids):
+    """Let the store of one rank find no entry of a chunk; runs in the workers."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    store = get_kv_transfer_group()._store
+    find = store._find
+
+    def others(look_ups, *args, **more):
+        known = [each for each in look_ups if tuple(each.token_ids) != token_ids]
+        found = iter(find(known, *args, **more))
+        return [next(found) if each in known else None for each in look_ups]
+
+    if worker.rank == rank:
+        store._find = others
 
 
 def by_length(texts):

@@ -22,7 +22,7 @@ def config(**changes):
         is_encoder_decoder=False, runner_type="generate", using_transformers_backend=lambda: False, hf_config=text_config({}),
     )  # fmt: skip
     parallel = SimpleNamespace(
-        pipeline_parallel_size=1, tensor_parallel_size=1, data_parallel_size=1,
+        pipeline_parallel_size=1, data_parallel_size=1,
         decode_context_parallel_size=1, prefill_context_parallel_size=1,
     )  # fmt: skip
     whole = SimpleNamespace(
@@ -46,7 +46,6 @@ def test_a_plain_configuration_is_accepted():
     ("change", "said"),
     [
         ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
-        ({"tensor_parallel_size": 2}, "tensor parallelism"),
         ({"lora_config": object()}, "LoRA"),
         ({"is_multimodal_model": True}, "multimodal"),
         ({"use_mla": True}, "MLA"),

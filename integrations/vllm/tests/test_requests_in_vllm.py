@@ -1,5 +1,9 @@
 """What happens to requests in vLLM around the KV that kvweave provides: sharing, eviction, preemption, bounds, bad input."""
 
+import threading
+import time
+from itertools import count
+
 import pytest
 import torch
 
@@ -7,7 +11,7 @@ pytest.importorskip(
     "vllm", reason="vLLM is not installed here; integrations/vllm/README.md says how to run these tests"
 )
 
-from engines import CHUNKS, QUESTION, Case, close, text
+from engines import CHUNKS, QUESTION, Case, close, first_logits, text
 
 from kvweave.testing import tiny_model, tiny_tokenizer
 
@@ -34,6 +38,34 @@ def nothing_stored(case):
     case.vllm.weaver.counts.failed = 0
     yield
     assert case.vllm.weaver.counts.failed == 0
+    assert not case.vllm.weaver.reader._reads
+    assert not claims(case)._reading
+    deadline = time.monotonic() + 60  # a read that nobody waits for ends in its own time
+    while case.vllm.weaver.store.pins.in_use():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def claims(case):
+    return case.vllm.llm.llm_engine.engine_core.engine_core.scheduler.connector._claims
+
+
+@pytest.fixture
+def gate(case, monkeypatch):
+    """An event; until it is set, the store answers no look-up."""
+    event, store = threading.Event(), case.vllm.weaver.store
+    find = store._find
+    monkeypatch.setattr(store, "_find", lambda *args, **more: (event.wait(60), find(*args, **more))[1])
+    yield event
+    event.set()
+
+
+def answer_of(case, name):
+    """Run steps until a request has its first token; return its logits."""
+    return next(first_logits(found[name]) for found in iter(case.vllm.step, None) if name in found)
+
+
+NAMES = (f"request {number}" for number in count())
 
 
 def reused(case):
@@ -126,6 +158,51 @@ def test_preempted_requests_are_woven_again(case):
         close(logits, case.expected("epic", order, ratio=0.3).logits[0])
 
 
+@pytest.mark.parametrize("recipe", ["reuse", "weave"])
+def test_others_decode_while_the_store_is_slow(case, gate, recipe):
+    """A look-up that takes as long as 20 steps of another request delays none of them."""
+    gate.set()
+    case.prepare(recipe)
+    gate.clear()
+    decoding, loading = next(NAMES), next(NAMES)
+    case.vllm.start(decoding, {"prompt": case.body("full")["prompt"]}, max_tokens=60)
+    answer_of(case, decoding)
+    case.vllm.start(loading, case.body(recipe))
+    assert [set(case.vllm.step()) for _ in range(20)] == [{decoding}] * 20
+    gate.set()
+    close(answer_of(case, loading), case.expected(recipe).logits[0])
+    case.vllm.finish()
+
+
+def test_a_request_that_is_aborted_while_it_is_read_leaves_nothing(case, gate):
+    names = [next(NAMES) for _ in range(2)]
+    for name in names:
+        case.vllm.start(name, case.body("reuse"))
+    case.vllm.step()
+    assert len(case.vllm.weaver.reader._reads) == 2
+    case.vllm.llm.llm_engine.abort_request(names[:1])
+    gate.set()
+    close(answer_of(case, names[1]), case.expected("full").logits[0])
+
+
+def test_kv_that_is_evicted_after_it_was_read_is_used(case):
+    case.prepare("reuse")
+    expected, name = case.expected("reuse").logits[0], next(NAMES)
+    case.vllm.start(name, case.body("reuse"))
+    while 0 not in {left for left, _ in claims(case)._reading.values()}:  # it is read, and not used yet
+        assert not case.vllm.step()
+    case.store.clear()
+    close(answer_of(case, name), expected)
+
+
+def test_a_store_that_does_not_answer_ends_in_vllms_own_prefill(case, gate, monkeypatch):
+    monkeypatch.setattr("kvweave_vllm.claims.READ_S", 0.1)
+    name, requests = next(NAMES), case.vllm.weaver.counts.requests
+    case.vllm.start(name, case.body("reuse"))
+    close(answer_of(case, name), case.expected("full").logits[0])
+    assert case.vllm.weaver.counts.requests == requests
+
+
 def test_rows_of_a_step_are_bounded(case):
     """Two prompts without stored KV need 190 rows each, and a step may have 260."""
     steps = []
@@ -142,8 +219,8 @@ def test_rows_of_a_step_are_bounded(case):
 
 
 def test_rows_of_several_requests_run_in_one_pass(case, monkeypatch):
-    scheduler = case.vllm.llm.llm_engine.engine_core.engine_core.scheduler
-    monkeypatch.setattr(scheduler.connector._claims, "_max_rows", 2000)
+    monkeypatch.setattr(claims(case), "_max_rows", 2000)
+    monkeypatch.setattr("kvweave_vllm.connector.IDLE_S", 60)  # both are read before one starts
     case.prepare("epic")
     case.vllm.generate(
         case.body("epic")
@@ -206,8 +283,8 @@ def test_sampling_goes_on_from_woven_kv(case):
 @pytest.mark.parametrize("recipe", ["epic", "prophetkv"])
 def test_a_question_that_a_step_cuts_is_answered(case, recipe, monkeypatch):
     """Two questions have more tokens than the 512 that vLLM schedules in a step, so the second one is cut."""
-    scheduler = case.vllm.llm.llm_engine.engine_core.engine_core.scheduler
-    monkeypatch.setattr(scheduler.connector._claims, "_max_rows", 2000)
+    monkeypatch.setattr(claims(case), "_max_rows", 2000)
+    monkeypatch.setattr("kvweave_vllm.connector.IDLE_S", 60)  # both are read before one starts
     case.prepare(recipe)
     question = " ".join(text(number) for number in range(20, 27))
     prompts = (CHUNKS[:1], CHUNKS[1:2])
