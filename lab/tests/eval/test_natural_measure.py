@@ -84,6 +84,22 @@ def test_likelihoods_are_those_of_plain_transformers(adapter, runner, prompt):
     assert full.same_first
 
 
+def test_rounded_weights_are_compared_as_plain_transformers_computes_them(adapter, found, prompt):
+    _, library = found
+    rounded, log = tiny_adapter(dtype=torch.bfloat16), NaturalLog(None, {})
+    corpus = library.corpus(adapter.template)
+    runner = NaturalRunner(adapter, corpus, log, answers=8, rounded={"full, bfloat16 weights": rounded})
+    done = list(runner.outcomes(prompt, [REUSE]))
+    reference = reference_ids(adapter, prompt)
+    right, other = (plain_logits(each, prompt.tokens, reference) for each in (adapter, rounded))
+    (found_kl,) = (each.kl for each in done if each.label == ("full, bfloat16 weights", None, None))
+    assert found_kl == pytest.approx(float((right.exp() * (right - other)).sum(-1).mean()), rel=0.02)
+    assert found_kl > 1e-5
+    rows = {row.recipe: row for row in summary_rows(done, {})}
+    assert rows["full, bfloat16 weights"].same_answer is not None
+    assert rows["full, bfloat16 weights"].rows.value == rows["full"].rows.value
+
+
 @pytest.mark.parametrize("name", ["cacheblend", "weave", "fusionrag", "cachecraft", "int8+prophetkv"])
 def test_recomputing_everything_equals_full_attention(runner, prompt, name):
     done = outcomes(runner, prompt, Candidate(recipe_named(name), 1.0), REUSE)

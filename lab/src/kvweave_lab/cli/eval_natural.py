@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from kvweave.cli.interrupted import keeps_output
 from kvweave.recipes.names import UNCALIBRATED
 from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
+from kvweave_lab.cli.bench_weights import VARIANTS
 from kvweave_lab.cli.evaluate import HOME_TEXT, MODEL_TEXT, print_notice
 
 if TYPE_CHECKING:
@@ -124,6 +125,13 @@ class NaturalOptions:
             help="Also generate answers of at most so many tokens, such as 64; 0 for none.",
         ),
     ] = 0
+    rounded: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rounded",
+            help="Also run full attention with weights of bfloat16, float16, int8 or int4: a loss to compare with; repeatable.",
+        ),
+    ] = None
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -198,9 +206,18 @@ def natural(
     opt.quiet_libraries()
     request = options.request()
     content = read_request_set(request)  # before a model is loaded
+    formats = {
+        name: VARIANTS[name] for name in opt.chosen(options.rounded or (), list(VARIANTS), "number format")
+    }
     adapter = model.load_model()
+    rounded = {
+        name: replace(model, dtype=dtype, weights=bits).load_model()
+        for name, (dtype, bits) in formats.items()
+    }
     with progress_bar(quiet or json) as progress:
-        benchmark = NaturalBenchmark(adapter, request, content, TextEncoder(model.embedding_model), progress)
+        benchmark = NaturalBenchmark(
+            adapter, request, content, TextEncoder(model.embedding_model), progress, rounded
+        )
         if options.retrieval:
             done = NaturalResult(benchmark.retrieval(progress))
         else:

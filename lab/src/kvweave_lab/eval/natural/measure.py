@@ -7,7 +7,7 @@ but full attention and reuse.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, takewhile, zip_longest
+from itertools import chain, groupby, islice, takewhile, zip_longest
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -104,6 +104,7 @@ class NaturalRunner:
         log: where outcomes are looked up first and written to.
         system: the prompts' instruction.
         answers: most tokens of a generated answer; 0 generates none.
+        rounded: the model with other weights, by the name under which its full attention has its outcomes.
         open_store: opens the store of a group of preparations, whose name it is given; the caller closes it.
 
     `prepared_s` is the time that preparing chunks has taken.
@@ -117,17 +118,19 @@ class NaturalRunner:
         *,
         system: str | None = None,
         answers: int = 0,
+        rounded: Mapping[str, Adapter] | None = None,
         open_store: Callable[[str], KVStore] = lambda group: MemoryStore(),
     ) -> None:
         self._adapter, self._corpus, self._log = adapter, corpus, log
         self._system, self._answers, self._open_store = system, answers, open_store
         self._full = Candidate(recipe_named(FULL), 1.0)
+        self._rounded = rounded or {}
         self._shared: dict[str, KVStore] = {}
         self._ready: list[tuple[Prepare, tuple[FeatureExtractor, ...], KVStore]] = []
         self.prepared_s = 0.0
 
     def outcomes(self, prompt: NaturalPrompt, candidates: Sequence[Candidate]) -> Iterator[NaturalOutcome]:
-        """Yield full attention's outcome, the one without context, and every candidate's; compute what the log lacks.
+        """Yield full attention's outcomes, with and without context, and every candidate's; compute what the log lacks.
 
         Raises InvalidRequest if the chunks of a prompt do not fit a store.
         """
@@ -142,12 +145,13 @@ class NaturalRunner:
     def missing(
         self, prompt: NaturalPrompt, candidates: Sequence[Candidate]
     ) -> dict[Label, Candidate | None]:
-        """Return what `outcomes` would have to compute, by label; None is full attention without context."""
+        """Return what `outcomes` would have to compute, by label; None is full attention of another kind."""
         wanted = self._wanted(candidates)
         return {label: each for label, each in wanted.items() if self._log.get((prompt.name, label)) is None}
 
     def _wanted(self, candidates: Sequence[Candidate]) -> dict[Label, Candidate | None]:
-        wanted = {self._full.label: self._full, NO_CONTEXT_LABEL: None}
+        wanted: dict[Label, Candidate | None] = {self._full.label: self._full, NO_CONTEXT_LABEL: None}
+        wanted |= {(name, None, None): None for name in self._rounded}
         return wanted | {each.label: each for each in candidates if each.recipe.name != FULL}
 
     def _compute(self, prompt: NaturalPrompt, missing: Mapping[Label, Candidate | None]) -> None:
@@ -205,54 +209,51 @@ class NaturalRunner:
         truth: _Truth,
         full_ttft_s: float,
     ) -> _Measured:
-        """Run a candidate; None is full attention without context."""
+        """Run a candidate; None is full attention without context, or with other weights."""
         began = time.monotonic()
-        tokens = prompt.tokens
-        if candidate is None:
-            candidate, tokens = self._full, no_context(self._adapter, prompt.question, self._system)
-        result = self._run(candidate, tokens, store)
-        logits = forced_logits(self._adapter, result, truth.reference)
-        forced = self._forced(result, tokens, truth.reply) if truth.reply is not None else None
+        tokens, adapter = prompt.tokens, self._adapter_of(label)
+        if label == NO_CONTEXT_LABEL:
+            tokens = no_context(adapter, prompt.question, self._system)
+        result = self._run(candidate or self._full, tokens, store, adapter)
+        logits = forced_logits(adapter, result, truth.reference)
+        forced = _forced(adapter, result, tokens, truth.reply) if truth.reply is not None else None
         took_s = time.monotonic() - began
         return _Measured(
             label, logits, _computed_tokens(result), result.timing.ttft_s, full_ttft_s, took_s, forced
         )
 
-    def _forced(self, result: PrefillResult, prompt: TokenizedPrompt, reply: _Reply) -> _Forced:
-        """Follow full attention's answer in one pass, up to the first token that the candidate would not choose."""
-        result.kv_cache.truncate_appended(prompt.tokens)  # the reference answer
-        logits = forced_logits(self._adapter, result, _with_end(reply.decoded))
-        ids = reply.decoded.ids
-        common = _common(logits.argmax(-1).tolist(), ids)
-        result.kv_cache.truncate_appended(prompt.tokens + common)
-        last = min(common, len(logits) - 1)
-        after = logits[last : last + 1].clone()  # not the rest of the logits
-        return _Forced(
-            (result.kv_cache, prompt.token_ids, after),
-            tuple(ids[:common]),
-            kl_divergence(reply.logits, logits) / len(logits),
-            float((reply.logits.argmax(-1) == logits.argmax(-1)).double().mean()),
-        )
+    def _adapter_of(self, label: Label) -> Adapter:
+        return self._rounded.get(label[0], self._adapter)
 
     def _add(self, prompt: NaturalPrompt, measured: Sequence[_Measured], truth: _Truth) -> None:
         """Generate the rest of the answers together, and log the outcomes."""
         replies: Sequence[Decoded | None] = [None] * len(measured)
         if truth.reply is not None:
-            forced = [each.forced for each in measured if each.forced is not None]
-            replies = generate_together(
-                self._adapter,
-                [each.start for each in forced],
-                self._answers,
-                prompt.tokens.reply,
-                [each.common for each in forced],
-            )
+            replies = [
+                reply
+                for adapter, together in groupby(measured, lambda each: self._adapter_of(each.label))
+                for reply in self._replies(adapter, [each.forced for each in together if each.forced], prompt)
+            ]
         for each, reply in zip(measured, replies, strict=True):
             self._log.add(_outcome(prompt, each, truth, reply))
 
-    def _run(self, candidate: Candidate, prompt: TokenizedPrompt, store: KVStore) -> PrefillResult:
+    def _replies(
+        self, adapter: Adapter, forced: Sequence[_Forced], prompt: NaturalPrompt
+    ) -> Sequence[Decoded]:
+        return generate_together(
+            adapter,
+            [each.start for each in forced],
+            self._answers,
+            prompt.tokens.reply,
+            [each.common for each in forced],
+        )
+
+    def _run(
+        self, candidate: Candidate, prompt: TokenizedPrompt, store: KVStore, adapter: Adapter | None = None
+    ) -> PrefillResult:
         return run(
             candidate.recipe,
-            self._adapter,
+            adapter or self._adapter,
             store,
             prompt,
             ratio=candidate.ratio,
@@ -336,6 +337,23 @@ def forced_logits(adapter: Adapter, result: PrefillResult, reference: Sequence[i
     if len(reference) < 2:
         return result.logits
     return torch.cat([result.logits, adapter.verify_draft(result.kv_cache, reference[:-1])])
+
+
+def _forced(adapter: Adapter, result: PrefillResult, prompt: TokenizedPrompt, reply: _Reply) -> _Forced:
+    """Follow full attention's answer in one pass, up to the first token that the candidate would not choose."""
+    result.kv_cache.truncate_appended(prompt.tokens)  # the reference answer
+    logits = forced_logits(adapter, result, _with_end(reply.decoded))
+    ids = reply.decoded.ids
+    common = _common(logits.argmax(-1).tolist(), ids)
+    result.kv_cache.truncate_appended(prompt.tokens + common)
+    last = min(common, len(logits) - 1)
+    after = logits[last : last + 1].clone()  # not the rest of the logits
+    return _Forced(
+        (result.kv_cache, prompt.token_ids, after),
+        tuple(ids[:common]),
+        kl_divergence(reply.logits, logits) / len(logits),
+        float((reply.logits.argmax(-1) == logits.argmax(-1)).double().mean()),
+    )
 
 
 def _computed_tokens(result: PrefillResult) -> int:

@@ -11,6 +11,9 @@ from kvweave_lab.results_log import ResultsLog
 NO_CONTEXT: Final = "no context"
 """The name under which full attention without chunks has its outcomes."""
 
+ROUNDED: Final = "full, {} weights"
+"""The name under which full attention with other weights has its outcomes: with the name of their number format."""
+
 FULL_LABEL: Final[Label] = (FULL, 1.0, None)
 REUSE_LABEL: Final[Label] = (REUSE, 0.0, None)
 NO_CONTEXT_LABEL: Final[Label] = (NO_CONTEXT, None, None)
@@ -32,8 +35,8 @@ class NaturalOutcome:
         context_tokens: the length that was asked for.
         chunk_tokens: tokens of all chunks in the prompt, separators included.
         evidence: share of the question's quotes in the context; None for a question without an answer.
-        recipe: the recipe's name; NO_CONTEXT for full attention without chunks.
-        ratio: requested share of stale context tokens to recompute; None if a coverage was requested.
+        recipe: the recipe's name; NO_CONTEXT for full attention without chunks, ROUNDED for that with other weights.
+        ratio: requested share of stale context tokens to recompute; None if a coverage was requested, or nothing is reused.
         coverage: requested share of all scores; None if a ratio was requested.
         nll: negative log-likelihood of the reference answer per token, in nats, each token after the right ones before it.
         first_kl: KL(full attention ‖ recipe) of the answer's first token, in nats.
@@ -84,6 +87,11 @@ class NaturalOutcome:
     def label(self) -> Label:
         """What ran on the prompt."""
         return self.recipe, self.ratio, self.coverage
+
+
+def is_recipe(name: str) -> bool:
+    """Return whether outcomes of this name are a recipe's, and not full attention's without context or with other weights."""
+    return " " not in name
 
 
 class NaturalLog(ResultsLog[OutcomeKey, NaturalOutcome]):

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from kvweave_lab.eval.natural.outcomes import NO_CONTEXT
 from kvweave_lab.eval.outcomes import FULL
 from kvweave_lab.report.figures import (
     LIGHT,
@@ -31,7 +30,7 @@ def kept_plot(model: str, runs: Sequence[Mapping[str, Any]], theme: Theme = LIGH
 def _kept_figure(model: str, runs: Sequence[Mapping[str, Any]], theme: Theme) -> Figure:
     panels: dict[int, list[Mapping[str, Any]]] = {}
     for row in (row for run in runs for row in run["rows"]):
-        if row["recipe"] not in (FULL, NO_CONTEXT) and row["ratio"] is not None:
+        if row["recipe"] != FULL and row["ratio"] is not None:
             panels.setdefault(row["context_tokens"], []).append(row)
     styles = styles_of(list(dict.fromkeys(row["recipe"] for rows in panels.values() for row in rows)), theme)
     about = runs[0]["about"]

@@ -13,10 +13,10 @@ from kvweave.types import Storage
 from kvweave_lab.eval.natural.offline_cost import OfflineCost
 from kvweave_lab.eval.natural.outcomes import (
     FULL_LABEL,
-    NO_CONTEXT,
     NO_CONTEXT_LABEL,
     REUSE_LABEL,
     NaturalOutcome,
+    is_recipe,
 )
 from kvweave_lab.eval.outcomes import FULL, Label
 from kvweave_lab.recipes.names import exact_name, name_parts
@@ -32,7 +32,7 @@ class Row:
 
     Attributes:
         context_tokens: the length that was asked for.
-        recipe: its name; `no context` is full attention without chunks.
+        recipe: its name; `no context` is full attention without chunks, `full, int8 weights` that with weights in 8 bits.
         method: the recipe without its preparation.
         preparation: how chunks were prepared; None for a recipe that prepares nothing or in a way without a name.
         storage: how prepared KV is stored.
@@ -141,7 +141,7 @@ def comparisons(outcomes: Sequence[NaturalOutcome], rows: Sequence[Row], against
     cells = _cells(outcomes)
     found = []
     for row in rows:
-        if row.method == against or row.recipe in (FULL, NO_CONTEXT) or not _selects(row):
+        if row.method == against or row.recipe == FULL or not _selects(row):
             continue
         for other in rows:
             same = (row.context_tokens, row.ratio, row.coverage)
@@ -225,7 +225,7 @@ def _row(
     costs: Mapping[str, OfflineCost],
 ) -> Row:
     recipe, ratio, coverage = label
-    exact, storage = exact_name(recipe) if recipe != NO_CONTEXT else (recipe, "exact")
+    exact, storage = exact_name(recipe) if is_recipe(recipe) else (recipe, "exact")
     method, preparation = name_parts(exact)
     full, reuse, alone = cells[FULL_LABEL], cells[REUSE_LABEL], cells[NO_CONTEXT_LABEL]
     cost = costs.get(recipe)

@@ -23,7 +23,7 @@ from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
 from kvweave_lab.eval.natural.library import Library, configuration, open_library
 from kvweave_lab.eval.natural.measure import NaturalRunner
 from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_costs
-from kvweave_lab.eval.natural.outcomes import NaturalLog, NaturalOutcome
+from kvweave_lab.eval.natural.outcomes import ROUNDED, NaturalLog, NaturalOutcome
 from kvweave_lab.eval.natural.prompts import (
     LENGTHS,
     MAX_NEW_TOKENS,
@@ -131,7 +131,7 @@ class NaturalResult:
 
 
 class NaturalBenchmark:
-    """The set and the library of a request, for one model.
+    """The set and the library of a request, for one model; `rounded` has it with other weights, by their number format.
 
     Raises InvalidRequest for an unknown split or kind, and for a folder of indexes that cannot be written to.
     """
@@ -143,8 +143,10 @@ class NaturalBenchmark:
         content: QuestionSet,
         encoder: TextEncoder,
         progress: Progress = no_progress,
+        rounded: Mapping[str, Adapter] | None = None,
     ) -> None:
         self._adapter, self._request, self._content = adapter, request, content
+        self._rounded = {ROUNDED.format(name): each for name, each in (rounded or {}).items()}
         self._kv_folder = request.kv or cache_folder() / "natural-kv"
         self._chunk_tokens = within_context(
             request.chunk_tokens, DEFAULT_CHUNK_TOKENS, adapter.geometry.context_tokens
@@ -181,6 +183,7 @@ class NaturalBenchmark:
                 log,
                 system=system,
                 answers=request.answers,
+                rounded=self._rounded,
                 open_store=lambda group: stores.enter_context(self._store(group)),
             )
             outcomes: list[NaturalOutcome] = []
