@@ -146,7 +146,7 @@ def measure(
             {
                 "recipe": pair.right.recipe.name,
                 "ratio": pair.right.ratio,
-                "later_share": mean(pair.later),
+                "later_share": mean(pair.later) if pair.later else None,  # None where nothing is stale
                 "right": figures(right),
                 "wrong": figures(wrong),
                 "difference": differences(right, wrong),
@@ -186,6 +186,7 @@ def main() -> None:
     )  # without windows, as the models for which LMCache has code
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--context-tokens", type=int, default=1024)
+    parser.add_argument("--chunk-tokens", type=int, default=256, help="of the longest chunk")
     parser.add_argument("--limit", type=int, default=40, help="number of questions")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no other prompt after so many")
     parser.add_argument("--answers", type=int, default=32, help="most tokens of an answer")
@@ -203,6 +204,7 @@ def result(args: argparse.Namespace) -> dict[str, Any]:
     """Return the result without the environment."""
     request = Request(
         lengths=(args.context_tokens,),
+        chunk_tokens=args.chunk_tokens,
         split=args.split,
         limit=args.limit,
         examples=args.examples,
@@ -223,6 +225,7 @@ def result(args: argparse.Namespace) -> dict[str, Any]:
         "model": shown_model(args),
         **dtype_and_device(adapter),
         "context_tokens": args.context_tokens,
+        "chunk_tokens": args.chunk_tokens,
         "answer_tokens": args.answers,
         **found,
     }
