@@ -80,7 +80,7 @@ class System:
         command += ["--port", str(port), "--dtype", args.dtype, "--enforce-eager"]
         command += ["--max-model-len", str(most_tokens(args)), "--enable-prompt-tokens-details"]
         command += [*shlex.split(args.vllm_flags), *own.get(name, [])]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": f"{args.kv_gb:g}", "VLLM_LOGGING_LEVEL": "WARNING"}
+        environment = {"VLLM_CPU_KVCACHE_SPACE": str(args.kv_gb), "VLLM_LOGGING_LEVEL": "WARNING"}
         self.server = ServerProcess(name, command, port, folder, environment)
 
     def call(self, request: ServedRequest, corpus: NaturalCorpus) -> Call:
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--recipe", default="auto")
     parser.add_argument("--ratio", type=float)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--kv-gb", type=float, default=2, help="of vLLM's own KV cache, for each server")
+    parser.add_argument("--kv-gb", type=int, default=2, help="of vLLM's own KV cache, for each server")
     parser.add_argument("--vllm-flags", default="", help="more flags for all servers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
