@@ -5,7 +5,7 @@
 Kernels for causal attention align their mask at the last key: of k queries over n keys, query i sees the first n − k + i + 1.
 That is right for the last k rows of a prompt. An engine that passes k scattered rows as one such query lets nearly all of them
 see nearly the whole prompt, and what a row sees depends on how many rows run with it. LMCache 0.5.6 (v1/compute/attention) and
-UCM 0.11 (ucm/sparse/blend) pass the selected rows in this way.
+UCM (ucm/sparse/blend) pass the selected rows in this way, as their source says; neither was run.
 
 Every recipe runs on the same prompts of the natural benchmark with both masks. They select the same rows, since passes that
 select have the right mask, and they start from the same stored KV. Answers are full attention's as far as they go. `difference`

@@ -15,7 +15,9 @@ length 64 to 512 tokens; requests arrive as a Poisson process. Every policy gets
     informed    the replica where the request would have its first token soonest, if a router knew every replica's memory and queue
 
 `hit` is the share of chunk tokens that were in the replica's memory, `ttft_p95_s` the 95th percentile of the time to the first token:
-wait and service. The first WARM requests are not counted. Means over seeds with 95 % intervals by bootstrap. `over_best` is the
+wait and service, `busiest` the requests of the busiest replica over the mean of all. The first WARM requests are not counted. Where a
+replica gets more than it can serve, its queue grows as long as requests come, so that the p95 depends on their number and says no
+more than that. Means over seeds with 95 % intervals by bootstrap. `over_best` is the
 session key's p95 over that of the best policy but the informed one, seed by seed, `over_informed` over the informed one's. `load` is
 the rate of arrivals over what all replicas would serve if nothing were in their memory.
 
@@ -30,7 +32,8 @@ import json
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -50,8 +53,8 @@ MEASURED_S: Final = {"vllm": 9.46, "rows 0": 0.25, "rows 0.1": 1.11}
 RATIO: Final = 0.1
 BYTES_PER_TOKEN: Final = 24 * 2 * 2 * 64 * 4  # of the model measured, in float32
 STORES: Final = ("redis", "none")
-LOADS: Final = (0.4, 0.7)
-UNIT: Final = 64
+EXPONENTS: Final = (0.6, 1.0)
+UNIT, MOST_UNITS = 64, 8
 """Chunks have 1 to 8 times so many tokens."""
 BOUND: Final = 1.25
 WARM: Final = 1 / 3
@@ -153,14 +156,19 @@ class Ring:
     """Consistent hashing of keys to replicas."""
 
     def __init__(self, replicas: int) -> None:
-        points = ((_hash(f"{number}/{point}"), number) for number in range(replicas) for point in range(RING))
-        self._points = sorted(points)
+        self._points = _points(replicas)
 
     def walk(self, key: str) -> Iterable[int]:
         """Yield replicas from a key's place on, some of them several times."""
         start = bisect.bisect(self._points, (_hash(key), 0))
         for step in range(len(self._points)):
             yield self._points[(start + step) % len(self._points)][1]
+
+
+@cache
+def _points(replicas: int) -> list[tuple[int, int]]:
+    points = ((_hash(f"{number}/{point}"), number) for number in range(replicas) for point in range(RING))
+    return sorted(points)
 
 
 def _hash(text: str) -> int:
@@ -242,18 +250,24 @@ POLICIES: Final = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated beside the policy and the load."""
+    """What is simulated beside the policy; `load` is the rate over what all replicas serve if nothing is in memory."""
 
     chunks: int
     per_request: int
     exponent: float
     memory_share: float
+    load: float
     requests_per_replica: int
+
+    @property
+    def memory_tokens(self) -> int:
+        """What a replica keeps, for chunks of the mean length."""
+        return round(self.memory_share * self.chunks * UNIT * (1 + MOST_UNITS) / 2)
 
 
 def draw(setting: Setting, seed: int, count: int) -> list[Request]:
     """Return requests, equal for an equal seed; a longer draw begins with the same ones."""
-    units = np.random.default_rng(seed).integers(1, 9, setting.chunks)
+    units = np.random.default_rng(seed).integers(1, MOST_UNITS + 1, setting.chunks)
     ids = [
         (number,) * int(size) for number, size in enumerate(units)
     ]  # the key needs the lengths' ratios alone
@@ -266,65 +280,46 @@ def draw(setting: Setting, seed: int, count: int) -> list[Request]:
 
 
 def simulate(
-    requests: Sequence[Request],
-    policy: Policy,
-    replicas: int,
-    load: float,
-    costs: Costs,
-    setting: Setting,
-    seed: int,
-) -> tuple[float, float]:
-    """Return the share of chunk tokens that were in memory, and the p95 of the time to the first token."""
-    corpus = sum(
-        {
-            chunk: size for each in requests for chunk, size in zip(each.chunks, each.tokens, strict=True)
-        }.values()
-    )
+    requests: Sequence[Request], policy: Policy, replicas: int, costs: Costs, setting: Setting, seed: int
+) -> dict[str, float]:
+    """Return the figures of one policy."""
     cold = statistics.mean(costs.service_s(sum(each.tokens), sum(each.tokens)) for each in requests)
-    moments = arrivals_s(load * replicas / cold, len(requests), seed)
-    servers = [Replica(costs, round(setting.memory_share * corpus)) for _ in range(replicas)]
+    moments = arrivals_s(setting.load * replicas / cold, len(requests), seed)
+    servers = [Replica(costs, setting.memory_tokens) for _ in range(replicas)]
     first = round(WARM * len(requests))
-    ttfts, wanted, missed = [], 0, 0
+    ttfts, wanted, missed, served = [], 0, 0, [0] * replicas
     for number, (request, now) in enumerate(zip(requests, moments, strict=True)):
-        server = servers[policy(request, servers, now)]
+        chosen = policy(request, servers, now)
         if number >= first:
-            wanted, missed = wanted + sum(request.tokens), missed + server.missed(request)
-        ttfts.append(server.serve(request, now))
-    return 1 - missed / wanted, float(np.percentile(ttfts[first:], 95))
-
-
-@dataclass
-class Found:
-    """The figures of one policy, one for each seed."""
-
-    hit: list[float] = field(default_factory=list)
-    ttft_p95_s: list[float] = field(default_factory=list)
+            served[chosen] += 1
+            wanted, missed = wanted + sum(request.tokens), missed + servers[chosen].missed(request)
+        ttfts.append(servers[chosen].serve(request, now))
+    return {
+        "hit": 1 - missed / wanted,
+        "ttft_p95_s": float(np.percentile(ttfts[first:], 95)),
+        "busiest": max(served) / statistics.mean(served),
+    }
 
 
 def compare(
-    replicas: int,
-    store: str,
-    load: float,
-    costs: Costs,
-    setting: Setting,
-    streams: Sequence[Sequence[Request]],
+    replicas: int, costs: Costs, setting: Setting, streams: Sequence[Sequence[Request]]
 ) -> dict[str, Any]:
     """Return a row with every policy at one number of replicas, over one stream of requests for each seed."""
-    found = {name: Found() for name in POLICIES}
-    for seed, stream in enumerate(streams):
-        requests = stream[: replicas * setting.requests_per_replica]
-        for name, policy in POLICIES.items():
-            hit, tail = simulate(requests, policy(replicas), replicas, load, costs, setting, seed)
-            found[name].hit.append(hit)
-            found[name].ttft_p95_s.append(tail)
+    count = replicas * setting.requests_per_replica
+    found = {
+        name: [
+            simulate(stream[:count], policy(replicas), replicas, costs, setting, seed)
+            for seed, stream in enumerate(streams)
+        ]
+        for name, policy in POLICIES.items()
+    }
     others = [name for name in POLICIES if name != informed.__name__]
-    best = min(others, key=lambda name: statistics.mean(found[name].ttft_p95_s))
+    best = min(others, key=lambda name: statistics.mean(each["ttft_p95_s"] for each in found[name]))
     return {
-        "store": store,
-        "load": load,
         "replicas": replicas,
         "policies": {
-            name: {what: _interval(each) for what, each in vars(own).items()} for name, own in found.items()
+            name: {what: _interval([each[what] for each in own]) for what in own[0]}
+            for name, own in found.items()
         },
         "best": best,
         "over_best": _over(found, best),
@@ -332,9 +327,9 @@ def compare(
     }
 
 
-def _over(found: dict[str, Found], other: str) -> dict[str, float]:
-    pairs = zip(found[session.__name__].ttft_p95_s, found[other].ttft_p95_s, strict=True)
-    return _interval([own / theirs for own, theirs in pairs])
+def _over(found: dict[str, list[dict[str, float]]], other: str) -> dict[str, float]:
+    pairs = zip(found[session.__name__], found[other], strict=True)
+    return _interval([own["ttft_p95_s"] / theirs["ttft_p95_s"] for own, theirs in pairs])
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:
@@ -343,22 +338,23 @@ def _interval(values: Sequence[float]) -> dict[str, float]:
 
 def result(args: argparse.Namespace) -> dict[str, Any]:
     """Return the result without the environment."""
-    names = ("chunks", "per_request", "exponent", "memory_share", "requests_per_replica")
-    setting = Setting(**{name: getattr(args, name) for name in names})
+    names = ("chunks", "per_request", "memory_share", "load", "requests_per_replica")
     measured = measured_times(args.times)
-    count = max(args.replicas or REPLICAS) * setting.requests_per_replica
-    streams = [draw(setting, seed, count) for seed in range(args.seeds)]
-    rows = [
-        compare(replicas, store, load, Costs.of(measured, store), setting, streams)
-        for store in args.store or STORES
-        for load in args.load or LOADS
-        for replicas in args.replicas or REPLICAS
-    ]
+    count = max(args.replicas or REPLICAS) * args.requests_per_replica
+    rows = []
+    for exponent in args.exponent or EXPONENTS:
+        setting = Setting(exponent=exponent, **{name: getattr(args, name) for name in names})
+        streams = [draw(setting, seed, count) for seed in range(args.seeds)]
+        for store in args.store or STORES:
+            costs = Costs.of(measured, store)
+            for replicas in args.replicas or REPLICAS:
+                row = compare(replicas, costs, setting, streams)
+                rows.append({"exponent": exponent, "store": store, **row})
     return {
         "measured_s": measured,
         "ratio": RATIO,
         "costs": {store: asdict(Costs.of(measured, store)) for store in args.store or STORES},
-        **asdict(setting),
+        **{name: getattr(args, name) for name in names},
         "seeds": args.seeds,
         "rows": rows,
     }
@@ -372,9 +368,16 @@ def main() -> None:
     )
     parser.add_argument("--chunks", type=int, default=2000)
     parser.add_argument("--per-request", type=int, default=8, help="chunks")
-    parser.add_argument("--exponent", type=float, default=1.0, help="of the chunks' popularity")
+    parser.add_argument(
+        "--exponent",
+        type=float,
+        action="append",
+        help=f"of the chunks' popularity; repeatable; default: {EXPONENTS}",
+    )
     parser.add_argument("--memory-share", type=float, default=0.1, help="of the corpus that a replica keeps")
-    parser.add_argument("--load", type=float, action="append", help=f"repeatable; default: {LOADS}")
+    parser.add_argument(
+        "--load", type=float, default=0.5, help="arrivals over what replicas with an empty memory serve"
+    )
     parser.add_argument("--requests-per-replica", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--times", type=Path, help="JSON that integrations/vllm/measure.py wrote")

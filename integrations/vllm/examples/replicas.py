@@ -5,7 +5,8 @@
 
 Flags that are not listed below are for every replica. All of them use one store, so that a chunk that one has prepared is there for all. On
 several machines give `--shared redis://host:6379/0` instead, and start a replica on each. Ask at http://127.0.0.1:8000/v1, as
-README.md says: `kvweave_vllm.request` sends the key that `consistent_hash` and `sticky_least_loaded` route by. Ctrl-C ends all.
+README.md says, which also says when the policies `consistent_hash` and `sticky_least_loaded` are of use: they route by the key that
+`kvweave_vllm.request` sends. Ctrl-C ends all.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--port", type=int, default=8000, help="of the router; replicas have the next ones")
-    parser.add_argument("--policy", default="consistent_hash", help="of vllm-router")
+    parser.add_argument("--policy", default="power_of_two", help="of vllm-router")
     parser.add_argument("--store", help="folder of the chunk store; by default in kvweave's home")
     parser.add_argument("--shared", help="address of a tier that machines share, redis://… or s3://…")
     parser.add_argument("--dry-run", action="store_true", help="print the commands alone")

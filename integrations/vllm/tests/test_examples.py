@@ -87,5 +87,5 @@ def test_replicas_share_a_store_behind_a_router(capsys):
         config = json.loads(command[command.index("--kv-transfer-config") + 1])
         assert config["kv_connector_extra_config"] == {"store": "/s"}
         assert command[-2:] == ["--dtype", "float32"]
-    assert router[router.index("--policy") + 1] == "consistent_hash"
+    assert router[router.index("--policy") + 1] == "power_of_two"
     assert router[router.index("--worker-urls") + 1 :] == ["http://127.0.0.1:9001", "http://127.0.0.1:9002"]
