@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no other prompt after so many")
     parser.add_argument("--answers", type=int, default=32, help="most tokens of an answer")
     parser.add_argument("--examples", type=int, default=3, help="worked examples before the context, 0 to 3")
-    parser.add_argument("--distractors", type=int, default=100, help="pages of installed documentation")
+    parser.add_argument("--distractors", type=int, default=0, help="pages of installed documentation")
     parser.add_argument("--split", default="test")
     parser.add_argument("--recipe", action="append", help=f"repeatable; default: {', '.join(RECIPES)}")
     parser.add_argument("--ratio", type=float, action="append", help=f"repeatable; default: {RATIOS}")
