@@ -12,6 +12,7 @@ prompts, of shares Wilson's. The recipe `full` shows how far the engines themsel
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections import defaultdict
@@ -212,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows = measure(engines, corpus, args)
         finally:
             engines.close()
-    facts = asdict(current_environment(" ".join(["integrations/vllm/quality.py", *sys.argv[1:]])))
+    facts = asdict(current_environment(shlex.join(["integrations/vllm/quality.py", *sys.argv[1:]])))
     settings = {name: value for name, value in vars(args).items() if name not in ("model", "out", "recipe")}
     result = {**facts, "model": Path(args.model).name, **settings, "rows": rows}
     text = json.dumps(result, indent=1)

@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = {name: value for name, value in vars(args).items() if name not in ("model", "out")}
     with tempfile.TemporaryDirectory() as folder:
         found = measure(args, Path(folder))
-    facts = asdict(current_environment(" ".join(["integrations/vllm/throughput.py", *sys.argv[1:]])))
+    facts = asdict(current_environment(shlex.join(["integrations/vllm/throughput.py", *sys.argv[1:]])))
     result = {**facts, "model": Path(args.model).name, "cpus": os.cpu_count(), **settings, **found}
     text = json.dumps(result, indent=1)
     print(text)
