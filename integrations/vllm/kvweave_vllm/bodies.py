@@ -10,6 +10,7 @@ from kvweave.recipes.context import ChunkList, Vectors
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import WithNeighbours
 from kvweave.types import Prompt, TokenizedPrompt
+from kvweave_vllm.affinity import HEADER, session_key
 from kvweave_vllm.fields import read_task
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def request(
 ) -> dict[str, Any]:
     """Return the arguments of `client.completions.create` for a question about chunks.
 
+    Among them is the header `x-session-id`, by which a router sends requests with the same heavy chunks to the same replica.
+
     Args:
         tokenizer: the served model's.
         chunks: chunk texts, in the order of the prompt.
@@ -37,7 +40,7 @@ def request(
         recipe: which tokens are recomputed; see `kvweave.METHODS`.
         ratio: the share 0..1 of stale tokens to recompute; without a budget the recipe's own is used.
         coverage: instead of a ratio, the share 0..1 of the selector's scores.
-        tenant: separates the requests of one tenant from others' in vLLM's prefix cache.
+        tenant: separates the requests of one tenant from others' in vLLM's prefix cache and at a router.
         options: further arguments of the call: `model`, which it needs, `max_tokens`, `stream`, ….
 
     Raises InvalidRequest for an unknown recipe or an impossible budget.
@@ -105,4 +108,9 @@ def _body(ids: Sequence[int], fields: dict[str, Any], tenant: str, options: dict
     extra: dict[str, Any] = {"kv_transfer_params": params}
     if salt := task.salt(ids, tenant):
         extra["cache_salt"] = salt
-    return {"prompt": list(ids), "extra_body": extra, **options}
+    body = {"prompt": list(ids), "extra_body": extra, **options}
+    # A chunk is prepared where the requests go that it names.
+    spans = task.spans if task.previous is None else task.spans[-1:]
+    if key := session_key((ids[start:end] for start, end in spans), tenant):
+        body["extra_headers"] = {HEADER: key, **options.get("extra_headers", {})}
+    return body
