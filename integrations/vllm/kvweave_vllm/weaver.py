@@ -15,8 +15,8 @@ from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import NewEntries, SelectedRows, store_entries
 from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.remote.fields import Task
 from kvweave_vllm.engine import VllmEngine
-from kvweave_vllm.fields import Task
 from kvweave_vllm.passes import RequestRows
 
 _LOG = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ import kvweave_vllm
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import PromptTemplate
+from kvweave.remote.fields import SALT, InvalidField, read_task
 from kvweave.testing import tiny_tokenizer
 from kvweave.types import Prompt
 from kvweave_vllm.cli import flags, main
-from kvweave_vllm.fields import SALT, InvalidField, read_task
 from kvweave_vllm.middleware import RequestCheck
 
 IDS = list(range(100, 160))
