@@ -432,7 +432,9 @@ _MOST: Final = 2**31
 """Tokens, chunks and seconds beyond this are typing errors, and overflow elsewhere."""
 _BOUNDS: Final[Mapping[str, Bound]] = {
     "engine": (
-        lambda value: value == TRANSFORMERS or (value.startswith(VLLM) and split(value.removeprefix(VLLM))),
+        lambda value: (
+            value == TRANSFORMERS or bool(value.startswith(VLLM) and split(value.removeprefix(VLLM)))
+        ),
         f"write {TRANSFORMERS}, or {VLLM}http://host:8000",
     ),
     "storage": (("auto", *STORAGES).__contains__, f"choose one of auto, {', '.join(STORAGES)}"),

@@ -84,7 +84,9 @@ class FakeVllm:
                 return
             last = number == len(ids) - 1
             choice = {"index": 0, "text": "", "token_ids": [token], "logprobs": self._logprobs(body, token)}
-            yield _data({"choices": [{**choice, "finish_reason": ("length" if length else "stop") if last else None}]})
+            yield _data(
+                {"choices": [{**choice, "finish_reason": ("length" if length else "stop") if last else None}]}
+            )
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
         if self.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
@@ -94,8 +96,12 @@ class FakeVllm:
     def _logprobs(self, body, token):
         if "logprobs" not in body:
             return None
-        names = [f"token_id:{token}", "token_id:5"]
-        return {"tokens": names[:1], "token_logprobs": [-0.25], "top_logprobs": [dict(zip(names, (-0.25, -2.0)))]}
+        own = f"token_id:{token}"
+        return {
+            "tokens": [own],
+            "token_logprobs": [-0.25],
+            "top_logprobs": [{own: -0.25, "token_id:5": -2.0}],
+        }
 
 
 def _data(said):

@@ -121,7 +121,8 @@ def load_without_weights(name: str, home: Path) -> ModelWithoutWeights:
     found = _find(name, home, weights=False)
     folder = cached_folder(found.place)
     try:
-        tokenizer = read_tokenizer(found.place, folder, ModelMemory(folder, home))
+        memory = ModelMemory(None if found.shipped else folder, home)
+        tokenizer = read_tokenizer(found.place, folder, memory)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(found.place))
         with suppress(OSError):  # many models have none

@@ -131,9 +131,9 @@ def ask(
     ratio = budget.ratio if budget.coverage is None else None
     # Exact prefixes are left to vLLM's own cache.
     sent = prompt if recipe.match.position_independent else _without_chunks(prompt)
-    fields = {"ratio": ratio, "coverage": budget.coverage, "model": model.fingerprint.digest}
+    digest = model.fingerprint.digest
     body: dict[str, Any] = {
-        **answering(sent, recipe.name, **fields),
+        **answering(sent, recipe.name, ratio=ratio, coverage=budget.coverage, model=digest),
         # Thoughts may spell a stop text.
         **decoding(generation, most, ends, stops=prompt.reply.thoughts == "none"),
     }
