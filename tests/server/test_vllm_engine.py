@@ -1,6 +1,7 @@
 """`kvweave serve --engine vllm=URL`: what vLLM is asked, how its replies come out, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,10 +10,12 @@ from kvweave.config import GenerationConfig, read_config
 from kvweave.errors import EngineError, EngineUnavailable, InvalidRequest, UnsupportedModel
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.memory_store import MemoryStore
+from kvweave.models.loading import SHIPPED
 from kvweave.recipes.methods import recipe_named
 from kvweave.remote.model import connect
 from kvweave.remote.preparation import prepared_by_vllm
 from kvweave.samples import DOCUMENTS
+from kvweave.state.resident import ResidentModels
 from kvweave.types import Prompt
 from support.fake_vllm import described, fake_vllm
 from support.running_server import server
@@ -42,6 +45,8 @@ def served(vllm, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def answering(vllm):
     vllm.dies_after = vllm.refusal = vllm.cached_tokens = None
+    vllm.endless = False
+    vllm.gave_up.clear()
 
 
 def ask(served, **more):
@@ -86,6 +91,7 @@ def test_the_usage_is_vllms(served, vllm):
 
 def test_options_of_a_request_are_passed_on(served, vllm):
     ask(served, max_tokens=7, temperature=0.5, top_p=0.9, seed=3, stop=["\n\n"]).raise_for_status()
+    assert vllm.asked[-1]["stop"] == ["\n\n"]
     sent = {
         "max_tokens": 7,
         "temperature": 0.5,
@@ -166,6 +172,8 @@ def test_what_vllm_refuses_is_a_bad_request_that_names_the_field(served, vllm):
     assert "top_k must be -1" in found.json()["error"]["message"]
     vllm.refusal = "no such key", 401, None
     assert ask(served).status_code == 502
+    vllm.refusal = "it is 'd…'", 400, "kv_transfer_params.kvweave.model"
+    assert ask(served).json()["error"]["code"] == "engine_error"
     vllm.refusal = "too many", 503, None
     assert (ask(served).status_code, ask(served).headers["Retry-After"]) == (503, "5")
     vllm.refusal = None
@@ -181,19 +189,25 @@ def test_a_vllm_that_dies_in_the_middle_ends_the_stream_with_an_error(served, vl
     assert streamed(served)[0].strip() == "walnut."
 
 
-@pytest.mark.parametrize("recipe", ["ape", "cacheclip"])
-def test_recipes_that_vllm_cannot_run_are_refused(served, vllm, recipe):
+def test_a_client_that_leaves_ends_vllms_work(served, vllm):
+    vllm.endless = True
+    body = {"messages": CHAT, "kb": "notes", "kvweave": FRESH, "stream": True, "max_tokens": 500}
+    with served.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        next(reply.iter_lines())
+    assert vllm.gave_up.wait(10)
+
+
+def test_what_needs_kv_here_is_refused(served, vllm):
     before = len(vllm.asked)
-    found = ask(served, kvweave={**FRESH, "recipe": recipe})
-    if found.status_code == 400:
-        assert recipe in found.json()["error"]["message"]
-        assert len(vllm.asked) == before
-
-
-def test_what_needs_kv_here_is_refused(served):
+    found = ask(served, kvweave={**FRESH, "recipe": "ape"})
+    assert found.status_code == 400
+    assert "recipe ape does not work with --engine vllm=" in found.json()["error"]["message"]
+    assert len(vllm.asked) == before
     base = served.parts.serving.tenant(None).bases.get("notes")
     with pytest.raises(UnsupportedModel, match="a conversation does not work with --engine vllm="):
         base.conversation("talk")
+    with pytest.raises(UnsupportedModel, match="--kv-budget"):
+        ResidentModels(config(served.parts.config.home, vllm.url, kv_budget=0.5)).load()
 
 
 def test_another_server_answers_when_one_is_gone(tmp_path, vllm):
@@ -210,6 +224,14 @@ def test_another_server_answers_when_one_is_gone(tmp_path, vllm):
 
 def config(home, urls, **given):
     return read_config(home, {}, engine=f"vllm={urls}", **{"model": "reference", **given})
+
+
+def test_no_weights_are_needed_here(tmp_path, vllm):
+    folder = tmp_path / "model"
+    shutil.copytree(SHIPPED["reference"], folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    model = connect(config(tmp_path, vllm.url, model=str(folder)).model, tmp_path)
+    assert model.fingerprint.name == str(folder)
+    assert model.fingerprint.digest == vllm.description.model.digest
 
 
 REFUSED = [

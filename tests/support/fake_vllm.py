@@ -1,5 +1,7 @@
 """A stand-in for vLLM with the plug-in: serves /v1/completions, generates nothing, and records what it is asked."""
 
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +39,8 @@ class FakeVllm:
         dies_after: how many tokens come before the connection breaks; None for all of the reply.
         refusal: (message, status, param) of the next replies; None to answer.
         cached_tokens: as it reports them; None if it does not.
+        endless: whether the reply never ends by itself.
+        gave_up: set when a reply ended before its last event.
     """
 
     def __init__(self, description, plugin=True, text=" walnut."):
@@ -44,6 +48,7 @@ class FakeVllm:
         self.tokenizer, self.description, self.plugin, self.text = local.tokenizer, description, plugin, text
         self.asked, self.prepared = [], []
         self.dies_after, self.refusal, self.cached_tokens = None, None, None
+        self.endless, self.gave_up = False, threading.Event()
         self._http = ScriptedServer(
             {MODELS: [reply({"data": [{"id": "served"}]})], COMPLETIONS: [self._complete]}
         )
@@ -72,10 +77,22 @@ class FakeVllm:
             self.prepared.append(body)
             return reply({"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]})
         self.asked.append(body)
-        return 200, {"Content-Type": "text/event-stream"}, list(self._events(body))
+        return 200, {"Content-Type": "text/event-stream"}, self._events(body)
 
     def _events(self, body):
         ids = [*self.tokenizer(self.text, add_special_tokens=False)["input_ids"], body["stop_token_ids"][0]]
+        try:
+            while self.endless:
+                yield _data(
+                    {"choices": [{"index": 0, "text": "", "token_ids": ids[:1], "finish_reason": None}]}
+                )
+                time.sleep(0.01)
+            yield from self._whole(body, ids)
+        except GeneratorExit:
+            self.gave_up.set()
+            raise
+
+    def _whole(self, body, ids):
         length = len(ids) > body["max_tokens"]
         ids = ids[: body["max_tokens"]]
         for number, token in enumerate(ids):

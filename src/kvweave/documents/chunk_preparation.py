@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from kvweave.answering.settings import Settings
+from kvweave.config import TRANSFORMERS
 from kvweave.documents.remaining_time import RemainingTime
 from kvweave.embedding import MANY_WINDOWS
 from kvweave.errors import InvalidRequest, StoreError
@@ -89,11 +90,19 @@ class ChunkPreparer:
         self._state, self._components = state, components
         self._settings, self._metadata = settings, metadata
         self._preparation = preparation
+        self._looked = settings.config.model.engine == TRANSFORMERS
 
     @property
     def due(self) -> bool:
-        """Whether documents were added or removed since everything was prepared; runs a query."""
-        return not self._state.database.read_only and self._preparation.since_s > 0
+        """Whether documents were added or removed since everything was prepared; runs a query.
+
+        What vLLM has prepared is known from notes alone, so each process looks once.
+        """
+        if self._state.database.read_only:
+            return False
+        return self._preparation.since_s > 0 or (
+            not self._looked and bool(self._state.documents.visible_versions())
+        )
 
     def check(self) -> None:
         """Raise InvalidRequest or UnknownRecipe if the settings name no possible recipe."""
@@ -182,6 +191,7 @@ class ChunkPreparer:
             else:
                 try:
                     if self._preparation.unmark(changed_s):
+                        self._looked = True
                         return run.report(), True
                 except StoreError as error:
                     _LOG.warning("that all chunks are prepared could not be recorded: %s", error)

@@ -15,7 +15,7 @@ from kvweave.remote.bodies import answering, decoding
 from kvweave.remote.client import Event
 from kvweave.remote.model import RemoteModel, as_engine
 from kvweave.results import Plan, PlanSpan, Timing
-from kvweave.types import Span, TokenizedPrompt
+from kvweave.types import USUAL_TAGS, ReplyFormat, Span, TokenizedPrompt
 
 _ID: Final = "token_id:"
 
@@ -134,13 +134,17 @@ def ask(
     digest = model.fingerprint.digest
     body: dict[str, Any] = {
         **answering(sent, recipe.name, ratio=ratio, coverage=budget.coverage, model=digest),
-        # Thoughts may spell a stop text.
-        **decoding(generation, most, ends, stops=prompt.reply.thoughts == "none"),
+        **decoding(generation, most, ends, stops=_thinks_never(prompt.reply)),
     }
     prepared = frozenset(_prepared(model, store, recipe, prompt))
     answer = RemoteAnswer(model, recipe, coverage, prompt, prepared, model.stream(body))
     answer.begin()
     return answer
+
+
+def _thinks_never(form: ReplyFormat) -> bool:
+    """Whether no reply begins with thoughts: these may spell a stop text, which ends the answer alone."""
+    return form.thoughts == "none" or (form.thoughts == "tagged" and form.tags == USUAL_TAGS)
 
 
 def _without_chunks(prompt: TokenizedPrompt) -> TokenizedPrompt:

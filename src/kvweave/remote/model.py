@@ -5,7 +5,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from kvweave.models.support import context_tokens
 from kvweave.recipes.context import Corpus, Ids
 from kvweave.recipes.recipe import Recipe
 from kvweave.remote.bodies import preparing
-from kvweave.remote.client import QUICK_S, Event, VllmServer
+from kvweave.remote.client import Check, Event, VllmServer
 from kvweave.remote.fields import DESCRIBE, Description, InvalidField, read_task
 from kvweave.types import ModelFingerprint
 from kvweave.version import __version__
@@ -125,7 +125,7 @@ class RemoteModel:
         finally:
             self._thread.preemption = None
 
-    def _check(self) -> Callable[[], None]:
+    def _check(self) -> Check:
         """Return the function that ends a request of this thread, or makes it wait."""
         preemption: Preemption | None = getattr(self._thread, "preemption", None)
 
@@ -188,7 +188,7 @@ def _describe(server: VllmServer) -> Description:
         raise EngineError(f"vLLM at {server.url} serves {len(served)} models; one is needed")
     server.model = served[0]
     asked = {"prompt": [0], "max_tokens": 1, "kv_transfer_params": {"kvweave": DESCRIBE}}
-    found = server.complete(asked, lambda: None, QUICK_S).get("kvweave")
+    found = server.complete(asked).get("kvweave")
     if not isinstance(found, dict):
         raise EngineError(f"vLLM at {server.url} runs without kvweave's plug-in; {_FLAGS}")
     if found.get("version") != __version__:

@@ -57,7 +57,11 @@ class ResidentModels:
 
     def load(self) -> None:
         """Load both, and what code a first request would import. Raises ModelNotFound, UnsupportedModel, …."""
-        self.model  # noqa: B018
+        model, decoding = self.model, self.config.decoding
+        if self.config.model.engine != TRANSFORMERS and (decoding.kv_budget or decoding.resident_bytes):
+            from kvweave.models.snapshot_adapter import fused
+
+            fused(model, "decoding with KV in a file (--kv-budget, --resident-bytes)")
         self.encoder.load()
 
     def full_prefill_s(self, prompt_tokens: int) -> float | None:
