@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from kvweave.testing import tiny_model, tiny_tokenizer
 
-START_S = 400
+START_S = 1200
 
 
 @contextmanager

@@ -225,7 +225,7 @@ class QuestionPredictor:
 
     @property
     def _most_tokens(self) -> int:
-        return self.context().model.geometry.context_tokens // BATCH_SHARE
+        return self.context().preparing_model.geometry.context_tokens // BATCH_SHARE
 
     def _listed(self) -> list[ChunkRef]:
         rows = self.documents.all_chunks()
@@ -233,7 +233,7 @@ class QuestionPredictor:
 
     def _that_fit(self, parts: Sequence[SummaryPart]) -> list[SummaryPart]:
         """Return as many of the first parts as fit in front of a request, one at least."""
-        template, taken, tokens = self.context().model.template, list(parts[:1]), 0
+        template, taken, tokens = self.context().preparing_model.template, list(parts[:1]), 0
         for part in parts:
             tokens += len(template.chunk_ids(part.text))
             if part not in taken:

@@ -74,10 +74,10 @@ class VllmServer:
         asked = {**body, "model": self.model}
         return self._whole("POST", "/v1/completions", asked, check or _within(QUICK_S))
 
-    def stream(self, body: Body, headers: Mapping[str, str], check: Check) -> Generator[Event, None, None]:
+    def stream(self, body: Body, check: Check) -> Generator[Event, None, None]:
         """Yield the events of a streamed completion; closing the generator makes vLLM give the request up."""
         asked = {**body, "model": self.model}
-        with closing(self._lines("POST", "/v1/completions", asked, check, headers)) as lines:
+        with closing(self._lines("POST", "/v1/completions", asked, check)) as lines:
             for line in lines:
                 kind, _, data = line.partition(b":")
                 if kind == b"data":
@@ -93,19 +93,13 @@ class VllmServer:
         with closing(self._lines(method, path, body, check)) as lines:
             return self._parsed(b"".join(lines))
 
-    def _lines(
-        self,
-        method: str,
-        path: str,
-        body: Body | None,
-        check: Check,
-        headers: Mapping[str, str] | None = None,
-    ) -> Generator[bytes, None, None]:
+    def _lines(self, method: str, path: str, body: Body | None, check: Check) -> Generator[bytes, None, None]:
         """Yield the lines of a reply as they come; raise for one that is no success."""
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=CONNECT_S)
         sent = None if body is None else json.dumps(body).encode()
-        asked = (method, self._path + path, sent, {**self._headers, **(headers or {})})
+        # A router's key for the chunks of `body`, x-session-id, belongs beside these headers.
+        asked = (method, self._path + path, sent, self._headers)
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._guard:
             self.running += 1

@@ -90,21 +90,21 @@ class RemoteModel:
 
         Raises as `VllmServer.stream`, Cancelled, and what the preemption of background work raises.
         """
-        headers: dict[str, str] = {}  # a router's key for the same chunks goes here, as x-session-id
         check = self._check()
         check()
         *others, last = sorted(self.servers, key=lambda server: server.running)
         for server in others:
-            events = server.stream(body, headers, check)
+            events = server.stream(body, check)
             try:
-                first = next(events)
+                first = next(events, None)
             except EngineUnavailable as error:
                 _LOG.warning("%s; the next server is asked", error)
                 continue
-            yield first
+            if first is not None:
+                yield first
             yield from events
             return
-        yield from last.stream(body, headers, check)
+        yield from last.stream(body, check)
 
     def prepare(self, recipe: str, prefix: Ids, chunk: Ids, corpus: Corpus) -> None:
         """Let every server prepare a chunk; one that has it, also in a shared tier, looks it up. Raises as `stream`."""
