@@ -122,15 +122,15 @@ class ServerRefused(ServerError):
 
 
 class EngineError(KvweaveError):
-    """The server that the setting `engine` names does not do what it is asked."""
+    """The vLLM server that the setting `engine` names does not do what it is asked."""
 
 
 class EngineUnavailable(EngineError):
-    """That server cannot be reached, has no room, or ended before its reply did."""
+    """The vLLM server cannot be reached, has no room, or ended before its reply did."""
 
 
 class EngineRefused(InvalidRequest):
-    """That server refuses a request as invalid; the message is its own, `field` the field that it names."""
+    """The vLLM server refuses a request as invalid; the message is its own, `field` the field that it names."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)

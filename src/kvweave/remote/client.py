@@ -24,7 +24,7 @@ _LINE_BYTES: Final = 10_000_000
 Body = Mapping[str, Any]
 Event = dict[str, Any]
 Check = Callable[[], None]
-"""Called about ten times a second while a request waits; what it raises ends the request."""
+"""Called at each line of a reply, and about ten times a second while none comes; what it raises ends the request."""
 
 
 class VllmServer:
@@ -178,9 +178,9 @@ def _read(connection: http.client.HTTPConnection, asked: tuple[Any, ...], items:
 
 def _next(items: Any, check: Check) -> Any:
     while True:
+        check()
         with suppress(queue.Empty):
             item = items.get(timeout=_POLL_S)
             if isinstance(item, OSError):
                 raise item
             return item
-        check()

@@ -58,9 +58,8 @@ class RemoteModel:
         own = context_tokens(local.model.config.get_text_config(decoder=True))
         dtype = getattr(torch, described.model.dtype)
         self.geometry = Limits(min(own, described.context_tokens), dtype, torch.device("cpu"))
-        self._thread = (
-            threading.local()
-        )  # `preemption`: of this thread's requests, if these are background work
+        # `preemption`: of this thread's requests, if these are background work.
+        self._thread = threading.local()
 
     def check_weights(self) -> ModelFingerprint:
         """Return the fingerprint; the servers compare it with theirs at every request."""
