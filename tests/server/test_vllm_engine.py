@@ -150,6 +150,10 @@ def test_chunks_that_were_prepared_count_as_reused_as_far_as_vllm_says(served, v
     found = ask(served)
     assert found.headers["X-Kvweave-Cache"] == "kv"
     assert found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert (
+        ask(served, kvweave={**FRESH, "recipe": "weave"}).headers["X-Kvweave-Cache"] == "kv"
+    )  # prepared alike
+    assert ask(served, kvweave={**FRESH, "recipe": "reuse"}).headers["X-Kvweave-Cache"] == "miss"
     vllm.cached_tokens = 0
     assert ask(served).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 

@@ -10,6 +10,7 @@ from kvweave.models.engine import Engine
 from kvweave.recipes.context import Ids, PrepareContext, StoreEntry
 from kvweave.recipes.features import ENTRY_OVERHEAD_BYTES, FeatureExtractor
 from kvweave.recipes.names import displayed, parse
+from kvweave.recipes.offline import extractors_of
 from kvweave.recipes.prepare import NotPrepared, Prepare, PreparedChunk
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.select import SelectNone
@@ -22,14 +23,23 @@ SENT = "sent"
 
 @dataclass(frozen=True, slots=True)
 class NotesOfPrepared(FeatureExtractor):
-    """Lets the servers of a RemoteModel prepare chunks as `recipe` does; the feature of a chunk is the note that they did."""
+    """Lets the servers of a RemoteModel prepare chunks; the feature of a chunk is the note that they did.
+
+    Attributes:
+        recipe: the name of a recipe that prepares so.
+        prepare: its preparation.
+        features: what names the features that it prepares beside KV.
+    """
 
     recipe: str
+    prepare: Prepare
+    features: str
 
     def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
-        """Return one that names the prefix, the recipe and the servers."""
-        said = f"{self.recipe} {_remote(adapter).place}".encode()
-        named = blake2b(said, digest_size=DIGEST_BYTES).hexdigest()
+        """Return one that names the prefix, the servers and what they store: recipes that store the same share a note."""
+        kinds = [each.kind for each in self.prepare.provenances(adapter, prefix, chunk_tokens)[:1]]
+        said = " ".join([_remote(adapter).place, *kinds, self.features])
+        named = blake2b(said.encode(), digest_size=DIGEST_BYTES).hexdigest()
         return KVProvenance(SENT, (digest_tokens(prefix), named), exact=False)
 
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
@@ -70,7 +80,8 @@ def prepared_by_vllm(recipe: Recipe) -> Recipe:
         return recipe
     named = parse(recipe.name)
     name = displayed(named.method, named.preparation, named.storage or recipe.prepare.storage)
-    return replace(recipe, prepare=PreparedByVllm(NotesOfPrepared(name)), select=SelectNone())
+    notes = NotesOfPrepared(name, recipe.prepare, repr(extractors_of(recipe)))
+    return replace(recipe, prepare=PreparedByVllm(notes), select=SelectNone())
 
 
 def _remote(adapter: object) -> RemoteModel:
