@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import cast
+from typing import Final, cast
 
 from kvweave.kvstore.keys import DIGEST_BYTES, digest_tokens
 from kvweave.models.engine import Engine
@@ -17,8 +17,9 @@ from kvweave.recipes.select import SelectNone
 from kvweave.remote.model import RemoteModel
 from kvweave.types import ChunkFeature, KVProvenance
 
-SENT = "sent"
+SENT: Final = "sent"
 """The kind of a note, an entry without tensors, that vLLM has prepared a chunk."""
+_MOST_NOTES: Final = 4  # of one chunk, for several recipes; those for earlier addresses go
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class NotesOfPrepared(FeatureExtractor):
         for chunk in chunks:
             _remote(ctx.adapter).prepare(self.recipe, ctx.prefix, chunk, ctx.corpus)
             provenance = self.provenance(ctx.adapter, ctx.prefix, len(chunk))
-            yield StoreEntry(ChunkFeature(chunk, {}), provenance, (digest_tokens(chunk),), max_versions=1)
+            yield StoreEntry(ChunkFeature(chunk, {}), provenance, (digest_tokens(chunk),), _MOST_NOTES)
 
     def bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Return a bound on the note alone: the KV is stored by vLLM."""
