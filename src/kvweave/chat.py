@@ -32,6 +32,7 @@ from kvweave.files import try_lock
 from kvweave.index.documents import version_of
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
+from kvweave.models.snapshot_adapter import fused
 from kvweave.options import AskOptions
 from kvweave.recipes.request import PrefillResult
 from kvweave.state.conversation_log import (
@@ -340,7 +341,7 @@ class Conversations:
     def open(self, name: str, *, new: bool) -> Conversation:
         """Resume a conversation, or start over; raises as `KnowledgeBase.conversation`."""
         asker, folder = self.asker, self.state.conversations / checked_name("conversation", name)
-        adapter = asker.components.adapter
+        adapter = fused(asker.components.model, "a conversation")
         if new:
             start_over(folder)
         options = asker.settings.options(asker.metadata.system)

@@ -32,6 +32,9 @@ Predicting 60 questions about 10 documents and answering them took one thread 18
 budget is enough for a model twenty times as slow.
 """
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+TRANSFORMERS: Final = "transformers"
+VLLM: Final = "vllm="
+"""What the setting `engine` begins with before the addresses of vLLM servers."""
 EMBEDDING_MODELS = {"multilingual": "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"}
 """Short names of embedding models."""
 
@@ -48,6 +51,9 @@ class ModelConfig:
             fits into memory.
         device: auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.
         auxiliary: Hub id or folder of the small model that `cacheclip` selects tokens with. Default: the shipped one.
+        engine: What runs the model: transformers in this process, or vllm=URL, a vLLM server with the plug-in kvweave-vllm. Several
+            addresses are separated by commas.
+        engine_key: Key that requests to the vLLM server carry as `Authorization: Bearer KEY`. Default: none.
     """
 
     model: str | None = None
@@ -55,6 +61,8 @@ class ModelConfig:
     weights: str = "auto"
     device: str = "auto"
     auxiliary: str | None = None
+    engine: str = TRANSFORMERS
+    engine_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +431,12 @@ Bound = tuple[Callable[[Any], bool], str]
 _MOST: Final = 2**31
 """Tokens, chunks and seconds beyond this are typing errors, and overflow elsewhere."""
 _BOUNDS: Final[Mapping[str, Bound]] = {
+    "engine": (
+        lambda value: (
+            value == TRANSFORMERS or bool(value.startswith(VLLM) and split(value.removeprefix(VLLM)))
+        ),
+        f"write {TRANSFORMERS}, or {VLLM}http://host:8000",
+    ),
     "storage": (("auto", *STORAGES).__contains__, f"choose one of auto, {', '.join(STORAGES)}"),
     "chunk_tokens": (lambda value: 8 <= value < _MOST, "at least 8 are needed"),
     "overlap_tokens": (lambda value: 0 <= value < _MOST, "it cannot be negative"),

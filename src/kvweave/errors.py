@@ -121,6 +121,22 @@ class ServerRefused(ServerError):
         self.status = status
 
 
+class EngineError(KvweaveError):
+    """The vLLM server that the setting `engine` names does not do what it is asked."""
+
+
+class EngineUnavailable(EngineError):
+    """The vLLM server cannot be reached, has no room, or ended before its reply did."""
+
+
+class EngineRefused(InvalidRequest):
+    """The vLLM server refuses a request as invalid; the message is its own, `field` the field that it names."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class Unauthorized(KvweaveError):
     """A request came without an API key that the server knows."""
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.kvstore.chunk_store import ChunkStore
     from kvweave.models.adapter import Adapter
-    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.remote.model import AnyModel
     from kvweave.state.calibration_results import AutoRecipe, Calibration, CalibrationResult
     from kvweave.state.resident import ResidentModels
 
@@ -97,7 +97,7 @@ class KnowledgeBase:
         return self.state.store
 
     @property
-    def model(self) -> "LoadedModel":
+    def model(self) -> "AnyModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
         return self.components.model
 

@@ -19,7 +19,7 @@ from kvweave.state.knowledge_base_state import with_recorded_models
 from kvweave.types import Message
 
 if TYPE_CHECKING:
-    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.remote.model import AnyModel
     from kvweave.server.serving.completions import Finished as Finished
     from kvweave.server.serving.serving import Serving
 
@@ -114,7 +114,7 @@ class LocalEngine:
             return base.passages(question, top_k)
 
     @property
-    def _model(self) -> "LoadedModel":
+    def _model(self) -> "AnyModel":
         return self._serving.resident.model
 
 

@@ -3,6 +3,6 @@
 Nothing here imports vLLM but what vLLM itself loads.
 """
 
-from kvweave_vllm.affinity import session_key as session_key
+from kvweave.remote.affinity import session_key as session_key
 from kvweave_vllm.bodies import preparations as preparations
 from kvweave_vllm.bodies import request as request

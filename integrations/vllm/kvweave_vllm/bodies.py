@@ -1,17 +1,14 @@
 """Bodies of requests to a vLLM server that has kvweave, for OpenAI's client."""
 
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kvweave.embedding import TextEncoder
 from kvweave.models.prompt import PromptTemplate
 from kvweave.recipes.context import ChunkList, Vectors
-from kvweave.recipes.methods import recipe_named
-from kvweave.recipes.prepare import WithNeighbours
-from kvweave.types import Prompt, TokenizedPrompt
-from kvweave_vllm.affinity import HEADER, session_key
-from kvweave_vllm.fields import read_task
+from kvweave.remote.affinity import session_headers
+from kvweave.remote.bodies import answering, preparing
+from kvweave.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,9 +43,8 @@ def request(
     Raises InvalidRequest for an unknown recipe or an impossible budget.
     """
     prompt = PromptTemplate(tokenizer).render(Prompt(question, tuple(chunks), system))
-    fields: dict[str, Any] = {"spans": _chunk_spans(prompt), "recipe": recipe, "user": list(prompt.user_rows)}
-    fields |= {name: value for name, value in (("ratio", ratio), ("coverage", coverage)) if value is not None}
-    return _body(prompt.token_ids, fields, tenant, options)
+    body = answering(prompt, recipe, ratio=ratio, coverage=coverage, tenant=tenant)
+    return _arguments(body, options, tenant)
 
 
 def preparations(
@@ -76,41 +72,15 @@ def preparations(
     ids = [tuple(template.chunk_ids(text)) for text in chunks]
     prefix = tuple(template.prefix_ids(system))
     corpus = ChunkList([chunks], template.chunk_ids, embed or (lambda texts: TextEncoder(None).encode(texts)))
-    prepare = recipe_named(recipe).prepare
-    prepare = getattr(prepare, "inner", prepare)
-    room: Any = SimpleNamespace(
-        adapter=SimpleNamespace(
-            geometry=SimpleNamespace(context_tokens=context_tokens - 1), rope_regime=lambda tokens: "fixed"
-        ),
-        prefix=prefix,
-        corpus=corpus,
-    )
     for chunk in dict.fromkeys(ids):
-        before = prepare.neighbours(room, chunk) if isinstance(prepare, WithNeighbours) else []
-        own = corpus.previous(chunk, len(before))
-        previous = sum(1 for each in before if each in own)
-        whole, spans = list(prefix), []
-        for part in (*before, chunk):
-            spans.append([len(whole), len(whole) + len(part)])
-            whole += part
-        fields = {"spans": spans, "recipe": recipe, "prepare": True, "previous": previous}
-        yield _body([*whole, whole[-1]], fields, "", {**options, "max_tokens": 1})
+        yield _arguments(preparing(recipe, prefix, chunk, corpus, context_tokens), options)
 
 
-def _chunk_spans(prompt: TokenizedPrompt) -> list[list[int]]:
-    return [[span.start, span.end] for span in prompt.spans if span.kind == "chunk" and span.tokens]
-
-
-def _body(ids: Sequence[int], fields: dict[str, Any], tenant: str, options: dict[str, Any]) -> dict[str, Any]:
-    params = {"kvweave": fields}
-    task = read_task(params, ids)
-    assert task is not None
-    extra: dict[str, Any] = {"kv_transfer_params": params}
-    if salt := task.salt(ids, tenant):
-        extra["cache_salt"] = salt
-    body = {"prompt": list(ids), "extra_body": extra, **options}
-    # A chunk is prepared where the requests go that it names.
-    spans = task.spans if task.previous is None else task.spans[-1:]
-    if key := session_key((ids[start:end] for start, end in spans), tenant):
-        body["extra_headers"] = {HEADER: key, **options.get("extra_headers", {})}
-    return body
+def _arguments(body: dict[str, Any], options: dict[str, Any], tenant: str = "") -> dict[str, Any]:
+    """Return a body as arguments of `client.completions.create`, with options where the body says nothing."""
+    extra = {name: body.pop(name) for name in ("kv_transfer_params", "cache_salt") if name in body}
+    headers = session_headers(extra["kv_transfer_params"], body["prompt"], tenant)
+    arguments = {**options, **body, "extra_body": extra}
+    if headers:
+        arguments["extra_headers"] = {**headers, **options.get("extra_headers", {})}
+    return arguments

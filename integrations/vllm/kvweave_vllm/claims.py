@@ -11,8 +11,9 @@ from kvweave.errors import StoreError
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.recipes.match import missing_chunks
 from kvweave.recipes.request import PrefillRequest
-from kvweave_vllm.fields import SALT, InvalidField, Load, Task, read_task
+from kvweave.remote.fields import SALT, InvalidField, Task, read_task
 from kvweave_vllm.model import Served
+from kvweave_vllm.reads import Load
 
 _LOG = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ def flags(**settings: object) -> list[str]:
         "--kv-transfer-config", json.dumps(connector_config(**settings)),
         "--worker-extension-cls", "kvweave_vllm.connector.Extension",
         "--middleware", "kvweave_vllm.middleware.RequestCheck",
+        "--enable-prompt-tokens-details",
     ]  # fmt: skip
 
 

@@ -15,13 +15,24 @@ from kvweave.models.engine import Engine
 from kvweave.recipes.context import Ids
 from kvweave.recipes.features import FeatureExtractor
 from kvweave.recipes.request import Matched, PrefillRequest
+from kvweave.remote.fields import Task
 from kvweave.types import ChunkFeature
-from kvweave_vllm.fields import Load
 
 _LOG = logging.getLogger(__name__)
 
 READ_THREADS: Final = 4
 """Reads at a time, where there is one worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A request whose tokens from `first` on, up to the end of its task's chunks, kvweave puts into its `blocks`."""
+
+    request: str
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    first: int
+    task: Task
 
 
 @dataclass(frozen=True)

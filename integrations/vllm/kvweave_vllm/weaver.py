@@ -15,9 +15,8 @@ from kvweave.recipes.offline import prepare_chunks
 from kvweave.recipes.prefill_state import PrefillState
 from kvweave.recipes.recipe import NewEntries, SelectedRows, store_entries
 from kvweave_vllm.engine import VllmEngine
-from kvweave_vllm.fields import Load
 from kvweave_vllm.passes import RequestRows
-from kvweave_vllm.reads import Read, Reader
+from kvweave_vllm.reads import Load, Read, Reader
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvweave.remote.fields import read_task
 from kvweave.testing import tiny_tokenizer
 from kvweave_vllm import session_key
-from kvweave_vllm.fields import read_task
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -9,11 +9,15 @@ import pytest
 import kvweave_vllm
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.prompt import PromptTemplate
+from kvweave.remote.bodies import answering
+from kvweave.remote.fields import DESCRIBE, SALT, Description, InvalidField, read_task
 from kvweave.testing import tiny_tokenizer
-from kvweave.types import Prompt
+from kvweave.types import ModelFingerprint, Prompt
+from kvweave.version import __version__
+from kvweave_vllm import middleware
 from kvweave_vllm.cli import flags, main
-from kvweave_vllm.fields import SALT, InvalidField, read_task
 from kvweave_vllm.middleware import RequestCheck
 
 IDS = list(range(100, 160))
@@ -122,7 +126,7 @@ def test_impossible_requests_are_refused_where_they_are_made():
         body(ratio=2)
 
 
-def call(sent, content=None):
+def call(sent, content=None, **state):
     """Return the status and the reply of the middleware, or what it passed on."""
     passed, said = [], []
 
@@ -141,7 +145,7 @@ def call(sent, content=None):
     async def send(message):
         said.append(message)
 
-    scope = {"type": "http", "method": "POST", "app": SimpleNamespace(state=SimpleNamespace())}
+    scope = {"type": "http", "method": "POST", "app": SimpleNamespace(state=SimpleNamespace(**state))}
     asyncio.run(RequestCheck(app)(scope, receive, send))
     return passed, said
 
@@ -163,6 +167,24 @@ def test_the_middleware_answers_as_openai_does():
     error = json.loads(said[1]["body"])["error"]
     assert (error["param"], error["code"]) == ("kv_transfer_params.kvweave.recipe", 400)
     assert error["message"]
+
+
+def test_the_middleware_says_what_is_served_and_refuses_requests_for_another_model(monkeypatch):
+    model = ModelFingerprint("m", "w", "c", "t", "float32", "d" * 32)
+    served = SimpleNamespace(fingerprint=model, name="m", dtype="float32")
+    monkeypatch.setattr(middleware, "Served", lambda config: served)
+    monkeypatch.setattr(middleware, "open_store", lambda config: MemoryStore())
+    config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=512))
+    asked = {"prompt": [0], "kv_transfer_params": {"kvweave": DESCRIBE}}
+    passed, said = call(asked, vllm_config=config)
+    assert (passed, said[0]["status"]) == ([], 200)
+    found = Description.read(json.loads(said[1]["body"])["kvweave"])
+    assert found == Description(__version__, model, 512)
+    sent = answering(PromptTemplate(tiny_tokenizer()).render(Prompt("Why?", CHUNKS)), "full", model="e" * 32)
+    passed, said = call(sent, vllm_config=config)
+    assert json.loads(said[1]["body"])["error"]["param"] == "kv_transfer_params.kvweave.model"
+    sent["kv_transfer_params"]["kvweave"]["model"] = "d" * 32
+    assert call(sent, vllm_config=config)[0]
 
 
 def test_the_command_prints_flags(capsys):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvweave.remote.fields import SALT
 from kvweave.testing import tiny_tokenizer
-from kvweave_vllm.fields import SALT
 
 
 @pytest.fixture(scope="module")

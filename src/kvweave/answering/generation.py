@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,14 +22,18 @@ from kvweave.decode.settings import OffloadSettings
 from kvweave.models.adapter import Adapter
 from kvweave.models.forward import check_logits
 from kvweave.models.fused_cache import FusedCache
-from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.options import Sampling
 from kvweave.recipes.request import PrefillResult
 from kvweave.recipes.snapshots import SnapshotResult
+from kvweave.remote.answer import RemoteAnswer
+from kvweave.remote.model import AnyModel
 from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
 from kvweave.types import ReplyFormat, TokenizedPrompt
 
 _ANY_FORMAT = ReplyFormat()
+
+Likelihoods = tuple[float, Sequence[tuple[int, float]]]
+"""A token's log probability, and the likeliest tokens at its place with theirs, likeliest first."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Decoded:
         finish_reason: stop, where the model ended the reply, or length.
         thinking: whether it ended inside the thoughts, so that there is no answer.
         piece_tokens: the tokens that came with the last piece of text, if log probabilities were asked for.
+        counted_tokens: how many tokens vLLM has generated, if it answered.
     """
 
     text: str = ""
@@ -56,11 +62,12 @@ class Decoded:
     finish_reason: FinishReason = "stop"
     thinking: bool = False
     piece_tokens: tuple[TokenLogprob, ...] = ()
+    counted_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
-        """The number of tokens."""
-        return len(self.ids)
+        """The number of tokens, as vLLM counts them if it answered."""
+        return len(self.ids) if self.counted_tokens is None else self.counted_tokens
 
     @property
     def missing_answer(self) -> str | None:
@@ -113,7 +120,7 @@ def generate(
             source = SpeculativeDecoder(adapter, state, len(prompt_ids), max_new_tokens, drafter)
         reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens, form)
         try:
-            yield from _pieces(reply, logits, decoded)
+            yield from _pieces(reply, _choosing(reply, logits), decoded)
         finally:
             if state.in_memory:  # drafts, and tokens behind the answer's end
                 state.kv_cache.truncate_appended(len(prompt_ids) + len(reply.ids))
@@ -155,7 +162,29 @@ def generate_plainly(
     adapter = prefilled.adapter
     state = PlainDecodeState(adapter, prefilled.state)
     reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens, form)
-    yield from _pieces(reply, prefilled.logits, decoded)
+    yield from _pieces(reply, _choosing(reply, prefilled.logits), decoded)
+
+
+def generate_remotely(
+    answer: RemoteAnswer, settings: GenerationConfig, max_new_tokens: int, decoded: Decoded
+) -> Generator[str, None, None]:
+    """Hand on the reply that vLLM generates, read as `generate` reads one; raises as `RemoteModel.stream`."""
+    prompt, model = answer.prompt, answer.model
+    reply = _Reply(model, answer, prompt.token_ids, settings, max_new_tokens, prompt.reply)
+    with closing(answer.tokens()) as tokens:
+
+        def take() -> bool:
+            token = next(tokens, None) if reply.unfinished else None
+            if token is None:
+                reply.end(answer.finish)
+                return False
+            return reply.accept(token.id, lambda count: (token.logprob or 0.0, token.likeliest[:count]))
+
+        yield from _pieces(reply, take, decoded)
+        if answer.finish is not None:  # what it cost comes last
+            for _ in tokens:
+                pass
+    decoded.counted_tokens = answer.completion_tokens
 
 
 def generate_in_conversation(
@@ -176,20 +205,31 @@ def generate_in_conversation(
     """
     state = PersistentDecodeState(adapter, kv, recompute)
     reply = _Reply(adapter, state, prompt_ids, settings, max_new_tokens, form)
-    yield from _pieces(reply, logits, decoded)
+    yield from _pieces(reply, _choosing(reply, logits), decoded)
     state.hold([*prompt_ids, *reply.ids])
     return reply.ids
 
 
-def _pieces(reply: "_Reply", logits: Tensor, decoded: Decoded) -> Iterator[str]:
-    """Yield the reply's text as it grows from the prompt's last logits (1, vocab)."""
+def _choosing(reply: "_Reply", logits: Tensor) -> Callable[[], bool]:
+    """Return a function that chooses the next token, first from the prompt's last logits (1, vocab); False where the reply ends."""
+
+    def take() -> bool:
+        nonlocal logits
+        taken = reply.take(logits)
+        if taken and reply.unfinished:
+            logits = reply.advance()
+        return taken
+
+    return take
+
+
+def _pieces(reply: "_Reply", take: Callable[[], bool], decoded: Decoded) -> Iterator[str]:
+    """Yield the reply's text as it grows by `take`, which returns False where it ends."""
     shown, taken = "", True
     while taken:
         check_cancelled()
         began = time.perf_counter()
-        taken = reply.take(logits)
-        if taken and reply.unfinished:
-            logits = reply.advance()
+        taken = take()
         read = reply.fill(decoded)
         decoded.seconds += time.perf_counter() - began
         if read.ready.startswith(shown):
@@ -206,8 +246,8 @@ class _Reply:
 
     def __init__(
         self,
-        adapter: LoadedModel,
-        state: DecodeState | PersistentDecodeState | PlainDecodeState | SpeculativeDecoder,
+        adapter: AnyModel,
+        state: DecodeState | PersistentDecodeState | PlainDecodeState | SpeculativeDecoder | RemoteAnswer,
         prompt_ids: Sequence[int],
         settings: GenerationConfig,
         most: int,
@@ -231,11 +271,15 @@ class _Reply:
             return False
         check_logits(logits, self._adapter.fingerprint.name)
         token = self._sampler.choose(logits)
+        return self.accept(token, partial(likelihoods, logits, token))
+
+    def accept(self, token: int, likely: Callable[[int], Likelihoods]) -> bool:
+        """Append a token; return False, and append none, if it ends the reply. `likely` is called if it is recorded."""
         if token in self._ends:
             self._finished = "stop"
             return False
         if self._recorder is not None:
-            self._recorder.record(self.ids, token, logits)
+            self._recorder.record(self.ids, token, likely)
         self.ids.append(token)
         if len(self.ids) >= self._most:
             self._finished = "length"
@@ -244,6 +288,11 @@ class _Reply:
             if read.ended:
                 self.ids, self._finished, self._ended = read.ids, "stop", read
         return True
+
+    def end(self, reason: str | None) -> None:
+        """Note that no token follows; `reason` is stop or length, None if that is known already."""
+        if self._finished is None and reason is not None:
+            self._finished = "stop" if reason == "stop" else "length"
 
     @property
     def unfinished(self) -> bool:
@@ -272,10 +321,11 @@ class _Reply:
 
     def advance(self) -> Tensor:
         """Return the logits after the last token, (1, vocab)."""
+        assert not isinstance(self.state, RemoteAnswer)  # vLLM gives tokens, no logits
         return self.state.advance([*self._prompt_ids, *self.ids])
 
 
-def end_tokens(adapter: LoadedModel) -> frozenset[int]:
+def end_tokens(adapter: AnyModel) -> frozenset[int]:
     """Return the tokens at which a model's answers end; none if nothing names any.
 
     Those of the generation config, the model's config, the tokenizer and the chat template: many models name a token in
@@ -318,6 +368,13 @@ class Sampler:
         return int(torch.multinomial(weights, 1, generator=self._random))
 
 
+def likelihoods(logits: Tensor, token: int, count: int) -> Likelihoods:
+    """Return those of a token chosen by logits (1, vocab); the softmax is over the model's own logits, in float32."""
+    logprobs = logits[0].float().log_softmax(dim=-1)  # (vocab,)
+    values, ids = logprobs.topk(min(count, logprobs.numel()))
+    return float(logprobs[token]), list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
 class LogprobRecorder:
     """Records a reply's tokens as they are chosen.
 
@@ -330,19 +387,12 @@ class LogprobRecorder:
         self._tokenizer, self._count = tokenizer, count
         self.tokens: list[TokenLogprob] = []
 
-    def record(self, before: Sequence[int], token: int, logits: Tensor) -> None:
-        """Record the token that was chosen by logits (1, vocab) after the tokens `before`, of the reply alone.
-
-        The softmax is over the model's own logits, in float32.
-        """
-        logprobs = logits[0].float().log_softmax(dim=-1)  # (vocab,)
-        values, ids = logprobs.topk(min(self._count, logprobs.numel()))
+    def record(self, before: Sequence[int], token: int, likely: Callable[[int], Likelihoods]) -> None:
+        """Record a token after the tokens `before`, of the reply alone; `likely` returns its `Likelihoods`."""
+        logprob, others = likely(self._count)
         window = before[-WINDOW_TOKENS:]
-        likeliest = tuple(
-            LikelyToken(other, self._added(window, other), value)
-            for other, value in zip(ids.tolist(), values.tolist(), strict=True)
-        )
-        self.tokens.append(TokenLogprob(token, self._added(window, token), float(logprobs[token]), likeliest))
+        likeliest = tuple(LikelyToken(other, self._added(window, other), value) for other, value in others)
+        self.tokens.append(TokenLogprob(token, self._added(window, token), logprob, likeliest))
 
     def _added(self, before: Sequence[int], token: int) -> str:
         """Return the text that a token adds to the text before it."""

@@ -16,9 +16,9 @@ from kvweave.index.words import shared_words
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.adapter import Adapter
-from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.options import AskOptions
 from kvweave.recipes.recipe import Recipe
+from kvweave.remote.model import AnyModel
 from kvweave.results import Answer, FoundPassage, Source
 from kvweave.state.components import RequestContext
 from kvweave.types import NO_CONTEXT, Place, Prompt, QuestionContext, TokenizedPrompt
@@ -190,7 +190,7 @@ def tokenized_prompt_for(
 
 
 def _assemble(
-    model: LoadedModel,
+    model: AnyModel,
     question: str,
     options: AskOptions,
     found: list[FoundChunk],

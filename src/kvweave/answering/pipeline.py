@@ -15,34 +15,46 @@ from contextlib import closing
 from dataclasses import replace
 
 from kvweave.answering.answer_stream import Answered, Events
-from kvweave.answering.generation import Decoded, generate, generate_plainly
+from kvweave.answering.generation import (
+    Decoded,
+    end_tokens,
+    generate,
+    generate_plainly,
+    generate_remotely,
+)
 from kvweave.answering.kb_question import Asked
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
-from kvweave.models.snapshot_adapter import LoadedModel, SnapshotAdapter, fused
+from kvweave.models.snapshot_adapter import SnapshotAdapter, fused
 from kvweave.recipes.recipe import Recipe, remember, run, store_entries
 from kvweave.recipes.request import PrefillResult
 from kvweave.recipes.snapshots import SnapshotResult, run_from_snapshot, uses_exact_prefixes_alone
+from kvweave.remote.answer import RemoteAnswer, ask
+from kvweave.remote.model import AnyModel, RemoteModel
 from kvweave.results import Answer, Piece, Prefill
 from kvweave.types import TokenizedPrompt
 
 _LOG = logging.getLogger(__name__)
 
+Prefilled = PrefillResult | SnapshotResult | RemoteAnswer
 
-def check_supported(model: LoadedModel, asked: Asked) -> None:
-    """Raise UnsupportedModel if a model can only be continued from exact prefixes, and what is asked needs more."""
+
+def check_supported(model: AnyModel, asked: Asked) -> None:
+    """Raise UnsupportedModel if what is asked needs more than a model gives that runs elsewhere, or continues exact prefixes alone."""
     if isinstance(model, Adapter):
         return
-    if not uses_exact_prefixes_alone(asked.recipe):
+    if isinstance(model, RemoteModel):
+        model.check_recipe(asked.recipe)
+    elif not uses_exact_prefixes_alone(asked.recipe):
         fused(model, f"recipe {asked.recipe.name}")
     if asked.kv is not None:
         fused(model, "decoding with KV in a file (--kv-budget, --resident-bytes)")
 
 
-def respond(model: LoadedModel, store: KVStore, asked: Asked) -> Events:
+def respond(model: AnyModel, store: KVStore, asked: Asked) -> Events:
     """Yield the progress of the prompt, the answer's text piece by piece, and last the complete answer.
 
     Raises:
@@ -57,8 +69,12 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked) -> Events:
         prompt = asked.assemble(store, lease, most)
         assembled = time.perf_counter()
         yield Prefill(0, prompt.tokens)
-        result: PrefillResult | SnapshotResult
-        if isinstance(model, SnapshotAdapter):
+        result: Prefilled
+        if isinstance(model, RemoteModel):
+            result = ask(
+                model, store, recipe, prompt, options.generation, most, end_tokens(model), options.coverage
+            )
+        elif isinstance(model, SnapshotAdapter):
             budget = recipe.budget(None, options.coverage)
             result = run_from_snapshot(recipe, model, store, prompt, budget)
         else:
@@ -107,8 +123,32 @@ def respond(model: LoadedModel, store: KVStore, asked: Asked) -> Events:
     yield Answered(whole, prompt, result.selected, result.scores, model.tokenizer)
 
 
+def reply_to(
+    model: Adapter | RemoteModel,
+    store: KVStore,
+    recipe: Recipe,
+    prompt: TokenizedPrompt,
+    generation: GenerationConfig,
+    most: int,
+    *,
+    keep: bool = False,
+) -> Decoded:
+    """Return the whole reply to a prompt, without what belongs to a request; `keep` the exact KV that it leaves here."""
+    decoded = Decoded()
+    result: Prefilled
+    if isinstance(model, RemoteModel):
+        result = ask(model, store, recipe, prompt, generation, most, end_tokens(model))
+    else:
+        result = run(recipe, model, store, prompt)
+        if keep:
+            remember(result)
+    for _ in _generate(result, prompt, generation, most, decoded, ()):
+        pass
+    return decoded
+
+
 def _generate(
-    result: PrefillResult | SnapshotResult,
+    result: Prefilled,
     prompt: TokenizedPrompt,
     generation: GenerationConfig,
     most: int,
@@ -117,6 +157,8 @@ def _generate(
 ) -> Generator[str, None, None]:
     """Return the pieces of the reply to a prefilled prompt, as they come."""
     ids = prompt.token_ids
+    if isinstance(result, RemoteAnswer):
+        return generate_remotely(result, generation, most, decoded)
     if isinstance(result, SnapshotResult):
         return generate_plainly(result, ids, generation, most, decoded, prompt.reply)
     return generate(

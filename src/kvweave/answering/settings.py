@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvweave.config import Config, GenerationConfig
+from kvweave.config import TRANSFORMERS, Config, GenerationConfig
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.options import AskOptions, Sampling, check_sampling
@@ -76,7 +76,7 @@ class Settings:
 
         recipe = recipe_named(options.recipe, None, options.auxiliary, self._storage)
         recipe.budget(options.ratio, options.coverage)
-        return recipe if options.ratio is None else replace(recipe, ratio=options.ratio)
+        return self._for_engine(recipe if options.ratio is None else replace(recipe, ratio=options.ratio))
 
     def recipe(self, named: str | None = None, prepare: str | None = None) -> "Recipe":
         """Return the recipe of this name, or the settings'; `prepare` replaces its preparation.
@@ -91,12 +91,21 @@ class Settings:
 
         found, auxiliary = self._named(named, prepare), self.config.model.auxiliary
         if found.recipe is None:
-            return recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
+            own = recipe_named(self.config.recipe, prepare or self.config.prepare, auxiliary, self._storage)
+            return self._for_engine(own)
         chosen = recipe_named(found.recipe, prepare, auxiliary, self._storage)
         complete = prepare is not None or "+" in found.recipe or chosen.prepare == NotPrepared()
         if not complete:
             chosen = recipe_named(found.recipe, self.config.prepare, auxiliary, self._storage)
-        return chosen if found.ratio is None else replace(chosen, ratio=found.ratio)
+        return self._for_engine(chosen if found.ratio is None else replace(chosen, ratio=found.ratio))
+
+    def _for_engine(self, recipe: "Recipe") -> "Recipe":
+        """Return the recipe, with the engine's own preparation if another process runs the model."""
+        if self.config.model.engine == TRANSFORMERS:
+            return recipe
+        from kvweave.remote.preparation import prepared_by_vllm
+
+        return prepared_by_vllm(recipe)
 
     def _named(self, recipe: str | None, prepare: str | None, *, own_budget: bool = False) -> "_Named":
         """Return the recipe that a call or the settings name, with the choice of calibration in place of AUTO.

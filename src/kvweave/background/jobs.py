@@ -19,6 +19,7 @@ from kvweave.background.calibration import Calibrator, Step
 from kvweave.background.planning import PredictFromHistory, Summarise, answers_ahead
 from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
+from kvweave.config import TRANSFORMERS
 from kvweave.options import AskOptions
 from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
@@ -72,7 +73,8 @@ class JobSource:
             self._context, unrecorded, asker.settings, asker.metadata.system, lambda: guard.waited_s
         )
         config = asker.settings.config
-        auto = config.recipe == AUTO
+        # Calibration compares logits, which vLLM does not give.
+        auto = config.recipe == AUTO and config.model.engine == TRANSFORMERS
         self._calibrator = Calibrator(state, asker.components, asker.settings) if auto else None
         self._answers_ahead = answers_ahead(asker.cached.threshold, config.prediction.decode_cutoff)
         self._tried: set[Hashable] = set()

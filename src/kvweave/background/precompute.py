@@ -11,12 +11,14 @@ from kvweave.answering.kb_question import KBQuestion, tokenized_prompt_for
 from kvweave.answering.pipeline import respond
 from kvweave.answering.settings import Settings
 from kvweave.kvstore.keys import digest_tokens
+from kvweave.models.adapter import Adapter
 from kvweave.options import AskOptions
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.match import missing_chunks
 from kvweave.recipes.offline import missing_bytes, prepare_chunks
 from kvweave.recipes.recipe import Recipe, remember, run
 from kvweave.recipes.request import PrefillRequest
+from kvweave.remote.model import as_engine
 from kvweave.results import Answer
 from kvweave.state.components import ListedCorpus, RequestContext
 from kvweave.types import TokenizedPrompt
@@ -75,7 +77,9 @@ class Precomputer:
         context, options = self.context(), replace(options, system=self.system)
         prompt = tokenized_prompt_for(context, question, self._vector(question)(), options)
         recipe = self.settings.recipe_of(options)
-        request = PrefillRequest(context.adapter, context.store, prompt, recipe.budget(None, None))
+        request = PrefillRequest(
+            as_engine(context.preparing_model), context.store, prompt, recipe.budget(None, None)
+        )
         missing = missing_chunks(request, recipe.match, recipe.prepare)
         return recipe, prompt, [prompt.ids(prompt.spans[span]) for span in missing]
 
@@ -85,7 +89,7 @@ class Precomputer:
         wanted = [(digest_tokens(ids), len(ids)) for ids in missing]
         sizes = missing_bytes(prepare_context(context, self.system), wanted, recipe)
         return sum(
-            sizes.get(number, recipe.prepare.bytes(context.adapter, len(ids)))
+            sizes.get(number, recipe.prepare.bytes(as_engine(context.preparing_model), len(ids)))
             for number, ids in enumerate(missing)
         )
 
@@ -93,12 +97,13 @@ class Precomputer:
         """Store what the recipe prepares of these chunks, and what it remembers of a request for the prompt."""
         context = self.context()
         prepare_chunks(prepare_context(context, self.system), missing, recipe)
-        if "chunk" in recipe.match.stored_kinds:
-            remember(run(recipe, context.adapter, context.store, prompt))
+        if "chunk" in recipe.match.stored_kinds and isinstance(context.model, Adapter):
+            remember(run(recipe, context.model, context.store, prompt))
 
 
 def prepare_context(context: RequestContext, system: str) -> PrepareContext:
     """Return the context in which chunks are prepared: all listed chunks, and the system prefix of a request."""
-    template = context.adapter.template
+    model = context.preparing_model
+    template = model.template
     corpus = ListedCorpus(context.documents, context.index, context.encoder, template)
-    return PrepareContext(context.adapter, context.store, template.prefix_ids(system), corpus)
+    return PrepareContext(as_engine(model), context.store, template.prefix_ids(system), corpus)

@@ -27,7 +27,7 @@ from kvweave.answer_cache.predictions import DropReason, PredictionStore
 from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.answer_cache.worth import PredictionOrigin
-from kvweave.answering.generation import generate_all
+from kvweave.answering.pipeline import reply_to
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
 from kvweave.background.source_passages import Asked, answers_in, nearest_first, shared_words
@@ -38,7 +38,7 @@ from kvweave.models.prompt import PromptTemplate
 from kvweave.options import AskOptions, within_context
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
-from kvweave.recipes.recipe import Recipe, remember, run
+from kvweave.recipes.recipe import Recipe
 from kvweave.state.components import RequestContext
 from kvweave.text import clean_text
 from kvweave.types import Prompt, ReplyFormat, Span, TokenizedPrompt
@@ -198,7 +198,7 @@ class QuestionPredictor:
     @property
     def prompts(self) -> PromptSet:
         """The requests that the model understands; loads it."""
-        adapter = self.context().adapter
+        adapter = self.context().preparing_model
         return prompts_for(adapter.fingerprint.name, chat=adapter.template.is_chat)
 
     @property
@@ -225,7 +225,7 @@ class QuestionPredictor:
 
     @property
     def _most_tokens(self) -> int:
-        return self.context().adapter.geometry.context_tokens // BATCH_SHARE
+        return self.context().preparing_model.geometry.context_tokens // BATCH_SHARE
 
     def _listed(self) -> list[ChunkRef]:
         rows = self.documents.all_chunks()
@@ -233,7 +233,7 @@ class QuestionPredictor:
 
     def _that_fit(self, parts: Sequence[SummaryPart]) -> list[SummaryPart]:
         """Return as many of the first parts as fit in front of a request, one at least."""
-        template, taken, tokens = self.context().adapter.template, list(parts[:1]), 0
+        template, taken, tokens = self.context().preparing_model.template, list(parts[:1]), 0
         for part in parts:
             tokens += len(template.chunk_ids(part.text))
             if part not in taken:
@@ -245,19 +245,18 @@ class QuestionPredictor:
     def reply(self, notes: Sequence[str], request: Request, draw: int) -> str:
         """Return the model's reply to a request about notes. It depends on nothing else, so a caller may memoize it."""
         context = self.context()
-        adapter = context.adapter
+        adapter = context.preparing_model
         prompt = request_prompt(adapter.template, notes, request, self.system)
         limit = adapter.geometry.context_tokens
         most = within_context(request.max_tokens, DEFAULT_NEW_TOKENS, limit)
         most = min(most, limit - prompt.tokens)
         if most < 1:
             return ""
+        how = generation_for(draw), most
         if request.plain:
-            result = run(recipe_named(EXACT), adapter, self.examples, prompt)
-            remember(result)
+            decoded = reply_to(adapter, self.examples, recipe_named(EXACT), prompt, *how, keep=True)
         else:
-            result = run(self.recipe, adapter, context.store, prompt)
-        decoded = generate_all(result, prompt, generation_for(draw), most)
+            decoded = reply_to(adapter, context.store, self.recipe, prompt, *how)
         return f"{request.lead} {decoded.text.strip()}".strip()
 
     # Storing what is new

@@ -25,6 +25,7 @@ from kvweave.errors import KvweaveError
 from kvweave.files import try_lock
 from kvweave.models.gguf.conversions import reporting
 from kvweave.models.preemption import Preempted
+from kvweave.remote.model import preparing_model
 from kvweave.state.active_requests import POLL_S, ActiveRequests, BackgroundStopped, RequestGuard
 from kvweave.state.background_budget import Spent
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, Progress, no_progress
@@ -164,7 +165,7 @@ class BackgroundRunner:
         began, waited, flops = time.perf_counter(), guard.waited_s, guard.flops
         finished = 0
         try:
-            with self.asker.components.adapter.low_priority(guard):
+            with preparing_model(self.asker.components.model).low_priority(guard):
                 _run_to_end(job)
             finished = 1
         except KvweaveError as error:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.knowledge_base import KnowledgeBase
     from kvweave.models.adapter import Adapter
-    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.remote.model import AnyModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +193,19 @@ def _embedding(encoder: "TextEncoder") -> list[Finding]:
     return [Finding("embedding", f"{encoder.name}, {encoder.dimensions} dimensions", bool(near > far))]
 
 
-def _model(model: "LoadedModel") -> list[Finding]:
+def _model(model: "AnyModel") -> list[Finding]:
     """Describe the model and its uses."""
     from kvweave.models.adapter import Adapter
+    from kvweave.remote.model import RemoteModel
 
     if isinstance(model, Adapter):
         return _placing(model)
     limits, name = model.geometry, model.fingerprint.name
+    kind = f"{name}, {type(model.model).__name__}, {limits.dtype}, context {limits.context_tokens}"
+    if isinstance(model, RemoteModel):
+        return [Finding("model", f"{kind}, run by vLLM at {model.place}")]
     return [
-        Finding(
-            "model", f"{name}, {type(model.model).__name__}, {limits.dtype}, context {limits.context_tokens}"
-        ),
+        Finding("model", kind),
         Finding("recipe prefix alone", f"{model.reason}; a check continued from a stored state"),
         Finding("bytes per stored state", f"{model.fixed_bytes:,} B, and {model.token_bytes:,} B per token"),
     ]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from kvweave.answering.settings import Settings
+from kvweave.config import TRANSFORMERS
 from kvweave.documents.remaining_time import RemainingTime
 from kvweave.embedding import MANY_WINDOWS
 from kvweave.errors import InvalidRequest, StoreError
@@ -24,8 +25,10 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.machine import has_fast_matmul
 from kvweave.models.adapter import Adapter
 from kvweave.models.preemption import Preempted
+from kvweave.models.snapshot_adapter import SnapshotAdapter
 from kvweave.recipes.context import Ids, PrepareContext
 from kvweave.recipes.offline import PreparationStep, missing_bytes, preparation_steps
+from kvweave.remote.model import RemoteModel, as_engine
 from kvweave.results import PrepareReport
 from kvweave.state.components import Components, ListedCorpus
 from kvweave.state.knowledge_base_state import SWEEP_GRACE_S, KnowledgeBaseState, Progress
@@ -87,11 +90,19 @@ class ChunkPreparer:
         self._state, self._components = state, components
         self._settings, self._metadata = settings, metadata
         self._preparation = preparation
+        self._looked = settings.config.model.engine == TRANSFORMERS
 
     @property
     def due(self) -> bool:
-        """Whether documents were added or removed since everything was prepared; runs a query."""
-        return not self._state.database.read_only and self._preparation.since_s > 0
+        """Whether documents were added or removed since everything was prepared; runs a query.
+
+        What vLLM has prepared is known from notes alone, so each process looks once.
+        """
+        if self._state.database.read_only:
+            return False
+        return self._preparation.since_s > 0 or (
+            not self._looked and bool(self._state.documents.visible_versions())
+        )
 
     def check(self) -> None:
         """Raise InvalidRequest or UnknownRecipe if the settings name no possible recipe."""
@@ -100,7 +111,7 @@ class ChunkPreparer:
     def missing(self) -> int:
         """Return how many different chunks lack an entry, including those that exceed the store's limit."""
         model = self._components.model
-        return len(self._missing(self._context(model))) if isinstance(model, Adapter) else 0
+        return 0 if isinstance(model, SnapshotAdapter) else len(self._missing(self._context(model)))
 
     @property
     def without_vector(self) -> int:
@@ -180,6 +191,7 @@ class ChunkPreparer:
             else:
                 try:
                     if self._preparation.unmark(changed_s):
+                        self._looked = True
                         return run.report(), True
                 except StoreError as error:
                     _LOG.warning("that all chunks are prepared could not be recorded: %s", error)
@@ -216,12 +228,13 @@ class ChunkPreparer:
 
     # The list of missing entries
 
-    def _context(self, model: Adapter) -> PrepareContext:
+    def _context(self, model: Adapter | RemoteModel) -> PrepareContext:
         template = model.template
         corpus = ListedCorpus(
             self._state.documents, self._components.index, self._components.encoder, template
         )
-        return PrepareContext(model, self._state.store, template.prefix_ids(self._metadata.system), corpus)
+        prefix = template.prefix_ids(self._metadata.system)
+        return PrepareContext(as_engine(model), self._state.store, prefix, corpus)
 
     def _missing(self, ctx: PrepareContext) -> list[tuple[ListedChunk, int]]:
         """Return each different chunk that lacks an entry, with the bytes of all that it lacks."""
@@ -236,7 +249,7 @@ class ChunkPreparer:
         `tried` has the kinds and digests that are left out. The list is empty for a model that nothing is prepared for.
         """
         model = self._components.model if self._state.documents.visible_versions() else None
-        if not isinstance(model, Adapter):
+        if model is None or isinstance(model, SnapshotAdapter):
             return []
         # Another process may have filled it with another model.
         self._metadata.check_model(model.check_weights())
@@ -377,8 +390,8 @@ class _Run:
 
     def _to_end(self, batch: _Batch, chunks: Sequence[Ids]) -> set[Ids]:
         """Run the batch's step; start it again if a request stopped a pass that cannot be resumed."""
-        adapter = batch.ctx.adapter
-        assert isinstance(adapter, Adapter)  # no other engine prepares documents
+        adapter: object = batch.ctx.adapter
+        assert isinstance(adapter, Adapter | RemoteModel)  # no other engine prepares documents
         while True:
             low = (
                 nullcontext()

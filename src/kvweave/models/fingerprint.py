@@ -65,20 +65,29 @@ def fingerprint(
     dtype, bits = str(model.dtype).removeprefix("torch."), weight_bits(model)
     parts = {
         "weights": _remembered(memory, f"weights in {dtype}, {bits}", lambda: digest_weights(model)),
-        "tokenizer": _remembered(memory, TOKENIZER_FACT, lambda: digest_tokenizer(tokenizer)),
-        "configuration": _digest([type(model).__name__, _settings(model)]),
+        "tokenizer": tokenizer_part(tokenizer, memory),
+        "configuration": configuration_part(model),
         "dtype": dtype,
     }
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if isinstance(backend, Tokenizer) and without_prefix(backend) is not None:
-        parts["tokenizer"] += (
-            " joined"  # earlier versions put a space before each part of a prompt: other tokens
-        )
     # Digests of models in full precision and without adapters are older than these parts.
     more = {} if bits == "full" else {"weight_bits": bits}
     adapters = _adapters(model)
     digest = _digest({**parts, **more, **({"adapters": adapters} if adapters else {})})
     return ModelFingerprint(name=name, digest=digest, weight_bits=bits, **parts)
+
+
+def tokenizer_part(tokenizer: PreTrainedTokenizerBase, memory: "ModelMemory | None" = None) -> str:
+    """Return what a fingerprint says of a tokenizer."""
+    digest = _remembered(memory, TOKENIZER_FACT, lambda: digest_tokenizer(tokenizer))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    joined = isinstance(backend, Tokenizer) and without_prefix(backend) is not None
+    # Earlier versions put a space before each part of a prompt: other tokens.
+    return f"{digest} joined" if joined else digest
+
+
+def configuration_part(model: PreTrainedModel) -> str:
+    """Return what a fingerprint says of a model's class and settings; its weights do not matter."""
+    return _digest([type(model).__name__, _settings(model)])
 
 
 class WatchedFingerprint:

@@ -3,12 +3,22 @@
 import inspect
 import json
 import logging
+from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TokenizersBackend
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TokenizersBackend,
+)
 
 from kvweave.errors import InvalidRequest, ModelNotFound
 from kvweave.home import default_home
@@ -94,6 +104,34 @@ def load_any_model(
     return adapter
 
 
+@dataclass(frozen=True, slots=True)
+class ModelWithoutWeights:
+    """A model's name, tokenizer and configuration; `model` has parameters without numbers."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_without_weights(name: str, home: Path) -> ModelWithoutWeights:
+    """Load what is needed to make prompts for a model that runs elsewhere; its folder need not have weights.
+
+    Raises ModelNotFound.
+    """
+    found = _find(name, home, weights=False)
+    folder = cached_folder(found.place)
+    try:
+        memory = ModelMemory(None if found.shipped else folder, home)
+        tokenizer = read_tokenizer(found.place, folder, memory)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(found.place))
+        with suppress(OSError):  # many models have none
+            model.generation_config = GenerationConfig.from_pretrained(found.place)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise _not_loaded(name, error) from error
+    return ModelWithoutWeights(found.name, model, tokenizer)
+
+
 def model_files(name: str | None, home: Path) -> str:
     """Return where transformers finds a model's files: a folder, or a hub id. Converts a GGUF file that was not converted yet.
 
@@ -102,14 +140,14 @@ def model_files(name: str | None, home: Path) -> str:
     return _find(name or REFERENCE_NAME, home).place
 
 
-def _find(name: str, home: Path) -> ModelFolder:
+def _find(name: str, home: Path, *, weights: bool = True) -> ModelFolder:
     named = _named(name)
     if named is not None:
         return named
     gguf = gguf_folder(name, home)
     if gguf is not None:
         return gguf
-    _check_folder(name)
+    _check_folder(name, weights=weights)
     folder = Path(name).expanduser()
     if folder.exists():
         place = str(folder.absolute())  # the same from any working directory
@@ -150,7 +188,7 @@ def parse_device(device: str) -> torch.device:
     return place
 
 
-def _check_folder(name: str) -> None:
+def _check_folder(name: str, *, weights: bool) -> None:
     folder = Path(name).expanduser()
     looks_local = name.startswith((".", "/", "~")) or folder.exists()
     if not looks_local:
@@ -161,7 +199,7 @@ def _check_folder(name: str) -> None:
         )
     if not (folder / "config.json").exists():
         raise ModelNotFound(f"{folder} has no config.json, so it is not a transformers model folder")
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+    if weights and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise ModelNotFound(f"{folder} has no weights (*.safetensors); copy the whole model folder")
 
 
@@ -179,9 +217,8 @@ def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, ho
         chosen = (precision.dtype if precision.bits == "full" else None) or "auto"
         model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
-        raise ModelNotFound(f"cannot load the model {name!r}: {why}{more}") from error
+        raise _not_loaded(name, error, more) from error
     if precision.dtype is None and not has_fast_matmul(device, model.dtype):
         model.float()  # its sizes were not known beforehand
     if precision.bits != "full":
@@ -189,6 +226,11 @@ def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, ho
     model = model.to(device)
     use_few_rows(model)
     return adapt(model, tokenizer, name, memory)
+
+
+def _not_loaded(name: str, error: Exception, more: str = "") -> ModelNotFound:
+    why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
+    return ModelNotFound(f"cannot load the model {name!r}: {why}{more}")
 
 
 def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> PreTrainedTokenizerBase:

@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -92,6 +92,13 @@ class SnapshotAdapter:
         """Return the fingerprint, made anew if the weights were changed; called once in a request."""
         return self._fingerprint.check()
 
+    def refusal(self, what: str) -> str:
+        """Return the message that `what` does not work with this model, and what does."""
+        return (
+            f"{what} does not work with {self.fingerprint.name}, which answers single questions with recipe prefix alone "
+            f"(--recipe prefix, or KVWEAVE_RECIPE=prefix for all commands): {self.reason}"
+        )
+
     def new_state(self) -> ModelState:
         """Return the state before any token."""
         return empty_state(self.model.config)
@@ -159,14 +166,18 @@ def adapt(
         raise UnsupportedModel(f"{reason}. Its state cannot be stored either: {error}") from error
 
 
-def fused(model: LoadedModel, what: str = "this") -> Adapter:
+class Unfused(Protocol):
+    """A model that stored KV cannot be placed in, in this process."""
+
+    def refusal(self, what: str) -> str:
+        """Return the message that `what` does not work with it, and what does."""
+
+
+def fused(model: Adapter | Unfused, what: str = "this") -> Adapter:
     """Return the model if stored KV can be placed in it; raises UnsupportedModel: `what` does not work, and what does."""
     if isinstance(model, Adapter):
         return model
-    raise UnsupportedModel(
-        f"{what} does not work with {model.fingerprint.name}, which answers single questions with recipe prefix alone "
-        f"(--recipe prefix, or KVWEAVE_RECIPE=prefix for all commands): {model.reason}"
-    )
+    raise UnsupportedModel(model.refusal(what))
 
 
 # Finding out

@@ -80,7 +80,11 @@ def choose_server(config: Config, in_request: tuple[str, ...]) -> ServerChoice:
     except ServerError as error:
         choice.give_up(error)
         return choice
-    shaping = [each for each in all_settings().values() if each.part in _SHAPING or each.name in _SHAPING]
+    shaping = [
+        each
+        for each in all_settings().values()
+        if (each.part in _SHAPING or each.name in _SHAPING) and each.name != "engine_key"  # shapes no answer
+    ]
     differing = {each: mine for each in shaping if servers.get(each.name) != (mine := each.value(config))}
     carried = {each for each, mine in differing.items() if each.name in in_request and mine is not None}
     choice.options = {each.name: mine for each, mine in differing.items() if each in carried}

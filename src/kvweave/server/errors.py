@@ -29,6 +29,8 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (errors.UnsupportedModel, 400, "unsupported_by_model"),
     (errors.StoreBusy, 503, "store_busy"),
     (errors.StoreFull, 507, "disk_full"),
+    (errors.EngineUnavailable, 503, "engine_unavailable"),
+    (errors.EngineError, 502, "engine_error"),
     (errors.MissingExtra, 501, "missing_extra"),
     (errors.KvweaveError, 500, "server_error"),
 )
@@ -105,7 +107,9 @@ def api_error(error: BaseException) -> ApiError:
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             headers = {"Retry-After": str(RETRY_S)} if status == 503 else None
-            return ApiError(status, str(error), code=code, headers=headers)
+            return ApiError(
+                status, str(error), code=code, param=getattr(error, "field", None), headers=headers
+            )
     _LOG.error("a request failed", exc_info=error)
     return ApiError(
         500, "the server failed; its log has the reason under this request's id", code="server_error"

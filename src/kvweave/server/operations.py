@@ -14,7 +14,7 @@ from kvweave.server.services import services
 
 router, models = APIRouter(), APIRouter()
 
-_SECRET = ("api_key", "tenants")
+_SECRET = ("api_key", "tenants", "engine_key")
 
 
 class Health(BaseModel):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvweave.kvstore.kv_store import KVStore
     from kvweave.models.adapter import Adapter
     from kvweave.models.prompt import PromptTemplate
-    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.remote.model import AnyModel, RemoteModel
     from kvweave.state.resident import ResidentModels
 
 Ids = tuple[int, ...]
@@ -47,7 +47,7 @@ class Components:
     resident: "ResidentModels | None" = None
 
     @once
-    def model(self) -> "LoadedModel":
+    def model(self) -> "AnyModel":
         """The model; raises KnowledgeBaseMismatch if the knowledge base was made with another."""
         if self.resident is not None:
             model = self.resident.model
@@ -137,15 +137,22 @@ class Components:
 class RequestContext:
     """The parts that a request passes through."""
 
-    model: "LoadedModel"
+    model: "AnyModel"
     documents: DocumentTable
     index: "VectorIndex"
     encoder: "TextEncoder"
     store: "KVStore"
 
     @property
+    def preparing_model(self) -> "Adapter | RemoteModel":
+        """The model; raises UnsupportedModel if no chunks can be prepared for it."""
+        from kvweave.remote.model import preparing_model
+
+        return preparing_model(self.model)
+
+    @property
     def adapter(self) -> "Adapter":
-        """The model; raises UnsupportedModel if stored KV cannot be placed in it."""
+        """The model; raises UnsupportedModel if stored KV cannot be placed in it here."""
         from kvweave.models.snapshot_adapter import fused
 
         return fused(self.model)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvweave.config import Config, ModelConfig
+from kvweave.config import TRANSFORMERS, Config, ModelConfig
 from kvweave.once import once
 from kvweave.state.active_requests import ProcessActivity
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
     from kvweave.index.search import Rerank
     from kvweave.models.batcher import PassBatcher
-    from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.remote.model import AnyModel
 
 
 class ResidentModels:
@@ -34,8 +34,8 @@ class ResidentModels:
         self._share_kv, self._async_kv = share_kv, async_kv
 
     @once
-    def model(self) -> "LoadedModel":
-        """The model; loaded by the first access. Raises as `load_any_model` does."""
+    def model(self) -> "AnyModel":
+        """The model; loaded by the first access. Raises as `load_model` does."""
         from kvweave.models.adapter import Adapter
 
         model = load_model(self.config.model, self.config.home)
@@ -57,7 +57,11 @@ class ResidentModels:
 
     def load(self) -> None:
         """Load both, and what code a first request would import. Raises ModelNotFound, UnsupportedModel, …."""
-        self.model  # noqa: B018
+        model, decoding = self.model, self.config.decoding
+        if self.config.model.engine != TRANSFORMERS and (decoding.kv_budget or decoding.resident_bytes):
+            from kvweave.models.snapshot_adapter import fused
+
+            fused(model, "decoding with KV in a file (--kv-budget, --resident-bytes)")
         self.encoder.load()
 
     def full_prefill_s(self, prompt_tokens: int) -> float | None:
@@ -83,8 +87,12 @@ class ResidentModels:
             fused(self.model).serve_alone()
 
 
-def load_model(wanted: ModelConfig, home: Path) -> "LoadedModel":
-    """Load the model that settings name; raises as `load_any_model` does."""
+def load_model(wanted: ModelConfig, home: Path) -> "AnyModel":
+    """Load the model that settings name, or connect to the servers that run it; raises as `load_any_model` and `connect` do."""
+    if wanted.engine != TRANSFORMERS:
+        from kvweave.remote.model import connect
+
+        return connect(wanted, home)
     from kvweave.models.loading import load_any_model
 
     return load_any_model(

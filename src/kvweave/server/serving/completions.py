@@ -14,12 +14,12 @@ from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
 from kvweave.models.prompt import chat_in_blocks, text_in_blocks
-from kvweave.models.snapshot_adapter import LoadedModel
 from kvweave.options import AskKeywords, AskOptions
 from kvweave.recipes.match import MatchNothing
 from kvweave.recipes.names import AUTO
 from kvweave.recipes.recipe import Recipe
 from kvweave.recipes.snapshots import uses_exact_prefixes_alone
+from kvweave.remote.model import AnyModel
 from kvweave.results import Answer, ExplainedToken, Source
 from kvweave.types import Message, Prompt, TokenizedPrompt
 
@@ -119,7 +119,7 @@ class Turns:
 class PlainPrompt(Asked):
     """A chat, or a text to continue, without documents. Its answer is not stored, since it belongs to its chat."""
 
-    model: LoadedModel
+    model: AnyModel
     request: CompletionRequest
 
     def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:
@@ -136,7 +136,7 @@ class PlainPrompt(Asked):
 class DocumentPrompt(Asked):
     """A question with its own documents; `answered` is called after the answer."""
 
-    model: LoadedModel
+    model: AnyModel
     turns: Turns
     documents: tuple[CallerDocument, ...]
     answered: Callable[["DocumentPrompt", Answer], None]

@@ -24,6 +24,7 @@ from kvweave.models.preemption import Preempted
 from kvweave.recipes.context import ChunkList, Ids, PrepareContext
 from kvweave.recipes.offline import missing_bytes, preparation_cost, prepare_chunks
 from kvweave.recipes.recipe import Recipe
+from kvweave.remote.model import RemoteModel, as_engine
 from kvweave.results import PreparedChunks
 from kvweave.state.active_requests import BackgroundStopped, ProcessActivity, RequestGuard
 
@@ -80,7 +81,7 @@ class RequestChunks:
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: Adapter | RemoteModel,
         encoder: TextEncoder,
         store: ChunkStore,
         activity: ProcessActivity,
@@ -261,7 +262,7 @@ class RequestChunks:
         template = self._adapter.template
         prefix = tuple(template.prefix_ids(documents.system, think=documents.think))
         corpus = ChunkList([documents.texts], template.chunk_ids, self._embed)
-        return PrepareContext(self._adapter, self._store, prefix, corpus)
+        return PrepareContext(as_engine(self._adapter), self._store, prefix, corpus)
 
     def _embed(self, texts: Sequence[str]) -> Vectors:
         """Return the embeddings of texts, (n, width); compute those that are not in memory."""

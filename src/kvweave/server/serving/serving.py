@@ -19,12 +19,12 @@ from kvweave.config import Config, GenerationConfig
 from kvweave.errors import Cancelled, InvalidRequest
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.adapter import Adapter
 from kvweave.models.prompt import DEFAULT_SYSTEM
-from kvweave.models.snapshot_adapter import fused
+from kvweave.models.snapshot_adapter import SnapshotAdapter
 from kvweave.once import once
 from kvweave.options import AskKeywords, AskOptions, Sampling, completed_sampling
 from kvweave.recipes.prepare import NotPrepared
+from kvweave.remote.model import preparing_model
 from kvweave.results import Answer, Piece, PreparedChunks
 from kvweave.server.serving.bases import ServedBases
 from kvweave.server.serving.completions import (
@@ -265,7 +265,7 @@ class Tenant:
             Cancelled: the server is closing. What was prepared stays. Also whatever `progress` raises.
         """
         with self._requests.one():
-            fused(self._resident.model, "preparing chunks")
+            preparing_model(self._resident.model, "preparing chunks")
             chunks = self._chunks
             assert chunks is not None
             given = AskKeywords(recipe=recipe, prepare=prepare, generation=self.sampling(think=think))
@@ -300,7 +300,7 @@ class Tenant:
     def _chunks(self) -> RequestChunks | None:
         """The preparation of callers' documents; None for a model that reuses only exact prefixes."""
         model = self._resident.model
-        if not isinstance(model, Adapter):
+        if isinstance(model, SnapshotAdapter):
             return None
         quiet_s = self.config.idle.idle_quiet_s if self._idle else None
         return RequestChunks(model, self._resident.encoder, self.store, self._resident.activity, quiet_s)

@@ -5,6 +5,8 @@
 
 The first answers a prompt. The second stores what the recipe prepares of the last span; the spans before it are the chunks
 that it may be prepared after, the last `previous` of them those before it in its document.
+
+Both may name the `model`: the digest of its fingerprint. kvweave-vllm, the plug-in of vLLM, reads all this.
 """
 
 import json
@@ -22,13 +24,36 @@ from kvweave.recipes.place import Causal, TruePositions
 from kvweave.recipes.recipe import Recipe, SelectedRows
 from kvweave.recipes.request import Budget
 from kvweave.recipes.shift import ShiftedRows
-from kvweave.types import Span, TokenizedPrompt
+from kvweave.types import ModelFingerprint, Span, TokenizedPrompt
 
 FIELD: Final = "kv_transfer_params.kvweave"
 SALT: Final = "kvweave:"
 """What the `cache_salt` of every request begins with whose KV is not exact."""
 
-_KNOWN: Final = frozenset({"spans", "recipe", "ratio", "coverage", "user", "prepare", "previous"})
+DESCRIBE: Final = {"describe": True}
+"""A field that asks what is served: the reply to `/v1/completions` then has a `Description` under `kvweave` and no choices."""
+
+_KNOWN: Final = frozenset({"spans", "recipe", "ratio", "coverage", "user", "prepare", "previous", "model"})
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a vLLM server with the plug-in says of itself.
+
+    Attributes:
+        version: of kvweave there.
+        model: the fingerprint of the served model.
+        context_tokens: the greatest length of a prompt with its answer.
+    """
+
+    version: str
+    model: ModelFingerprint
+    context_tokens: int
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> "Description":
+        """Return what `asdict` made a dictionary of; raises TypeError or KeyError for another one."""
+        return Description(**{**given, "model": ModelFingerprint(**given["model"])})
 
 
 class InvalidField(InvalidRequest):
@@ -98,17 +123,6 @@ class Task:
             budget = (self.budget.ratio, self.budget.coverage)
             said += [budget, self.spans, self.user, self.previous, digest_tokens(token_ids)]
         return SALT + blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A request whose tokens from `first` on, up to the end of its task's chunks, kvweave puts into its `blocks`."""
-
-    request: str
-    token_ids: tuple[int, ...]
-    blocks: tuple[int, ...]
-    first: int
-    task: Task
 
 
 def read_task(params: Mapping[str, Any] | None, token_ids: Sequence[int]) -> Task | None:
