@@ -12,6 +12,7 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.loading import SHIPPED
 from kvweave.recipes.methods import recipe_named
+from kvweave.remote.affinity import session_key
 from kvweave.remote.model import connect
 from kvweave.remote.preparation import prepared_by_vllm
 from kvweave.samples import DOCUMENTS
@@ -80,6 +81,8 @@ def test_vllm_answers_the_prompt_that_kvweave_makes(served, vllm):
     assert body["cache_salt"].startswith("kvweave:")
     assert body["model"] == "served"
     assert vllm.headers["Authorization"] == "Bearer secret"
+    chunks = (body["prompt"][start:end] for start, end in fields(body)["spans"])
+    assert vllm.headers["x-session-id"] == session_key(chunks)  # a router's
 
 
 def test_the_usage_is_vllms(served, vllm):

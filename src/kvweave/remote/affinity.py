@@ -7,7 +7,6 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kvweave.kvstore.keys import digest_tokens
-from kvweave.remote.fields import FIELD
 
 HEADER: Final = "x-session-id"
 """The header from which vllm-router's `consistent_hash`, and the production stack with `--session-key`, take a key."""
@@ -15,7 +14,7 @@ HEADER: Final = "x-session-id"
 
 def session_headers(params: Mapping[str, Any], token_ids: Sequence[int], tenant: str = "") -> dict[str, str]:
     """Return the header for a request with these `kv_transfer_params`; none without chunks. A chunk is prepared where its requests go."""
-    fields = params.get(FIELD, {})
+    fields = params.get("kvweave", {})
     spans = fields.get("spans", ())[-1:] if fields.get("prepare") else fields.get("spans", ())
     key = session_key((token_ids[start:end] for start, end, *_ in spans), tenant)
     return {HEADER: key} if key else {}
