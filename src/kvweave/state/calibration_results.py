@@ -144,7 +144,13 @@ class CalibrationResult:
         day = time.strftime("%Y-%m-%d", time.localtime(self.made_at_s))
         kept = next((t for t in self.trials if t.recipe == self.recipe and t.budget == self.budget), None)
         if kept is None:
-            return f"{self.recipe}, since {day}: no cheaper recipe keeps {self.least:.0%} of the tokens of answers"
+            none = f"{self.recipe}, since {day}: no cheaper recipe keeps {self.least:.0%} of the tokens of answers"
+            measured = [trial for trial in self.trials if trial.questions]
+            if not measured:
+                return none
+            best = max(measured, key=lambda trial: trial.tokens)
+            least = math.floor(100 * best.tokens) / 100
+            return f"{none}; {best.recipe} at ratio {best.budget:g} keeps {best.tokens:.1%}, which `--tokens {least:g}` would accept"
         recipe = f"{self.recipe} at ratio {self.budget:g}" if self.budget else self.recipe
         low, high = kept.tokens_interval
         return (
