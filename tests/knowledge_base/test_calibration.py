@@ -231,7 +231,10 @@ def test_where_nothing_keeps_enough_it_is_prefix(open_kb, few, monkeypatch):
     assert {trial.questions for trial in verdict.trials} == {4}  # what has lost is not tried further
     best = max(verdict.trials, key=lambda trial: trial.tokens)
     assert "no cheaper recipe keeps 95%" in verdict.summary
-    assert f"{best.recipe} at ratio {best.budget:g} keeps {best.tokens:.1%}, which `--tokens 0." in verdict.summary
+    assert (
+        f"{best.recipe} at ratio {best.budget:g} keeps {best.tokens:.1%}, which `--tokens 0."
+        in verdict.summary
+    )
     assert base.ask(QUESTIONS[0]).plan.recipe == "prefix"
 
 
