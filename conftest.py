@@ -36,6 +36,15 @@ def script(monkeypatch):
 
 
 @pytest.fixture
+def few_labelled_pairs(monkeypatch):
+    """A calibration tries the model as a judge on five pairs: all of them take a tiny model seconds."""
+    from kvweave.state import judge
+
+    pairs = judge.labelled_pairs()
+    monkeypatch.setattr(judge, "labelled_pairs", lambda: pairs[::60])
+
+
+@pytest.fixture
 def documents(tmp_path):
     """A copy of three sample documents that a test may change."""
     from kvweave.samples import DOCUMENTS

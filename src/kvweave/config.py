@@ -134,12 +134,15 @@ class AnswersConfig:
     Attributes:
         answer_threshold: Least cosine similarity at which an earlier answer becomes a draft, and questions are compared for prediction, 0..1 (PerCache's τ).
         answer_limit_bytes: Cap of the answer cache; 0 turns it off.
+        answer_error_bound: Greatest expected share of wrong answers among those given to questions that the model judges to ask the
+            same, 0..0.5; at 0 it judges none.
         check_answers: Replace an answer by "The documents do not say." if its words are not in the passages. The answer then
             appears only when it is complete.
     """
 
     answer_threshold: float = 0.85
     answer_limit_bytes: int = 100_000_000
+    answer_error_bound: float = 0.005
     check_answers: bool = False
 
 
@@ -446,6 +449,10 @@ _BOUNDS: Final[Mapping[str, Bound]] = {
         (lambda value: 0 <= value <= 1, "it must be between 0 and 1"),
     ),
     "answer_limit_bytes": (lambda value: 0 <= value < 2**63, "it cannot be negative (0: keep no answers)"),
+    "answer_error_bound": (
+        lambda value: 0 <= value <= 0.5,
+        "it must be between 0 (judge no questions) and 0.5",
+    ),
     "prediction_stride": (lambda value: 1 <= value <= 5, "it must be between 1 and 5"),
     **dict.fromkeys(
         (each.name for each in dataclasses.fields(IdleConfig)),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from kvweave.config import Config, read_config
-from kvweave.errors import EmptyKnowledgeBase, KnowledgeBaseMismatch, PathNotFound
+from kvweave.errors import EmptyKnowledgeBase, InvalidRequest, KnowledgeBaseMismatch, PathNotFound
 from kvweave.index.documents import ListedDocument
 from kvweave.once import once
 from kvweave.options import AskKeywords
@@ -305,6 +305,30 @@ class KnowledgeBase:
         """
         return self._cached_answers.refresh(progress)
 
+    def reject_answer(self, question: str) -> list[str]:
+        """Say no to the cached answer of another question that this one got; return the questions whose answer it got.
+
+        It is never given to this question again, and the model has to be surer of such questions from then on. Raises
+        InvalidRequest if the question got no answer of another one.
+        """
+        rejected = self.answers.reject(question)
+        if not rejected:
+            raise InvalidRequest(
+                f"{question!r} got no answer of another question, so there is none to reject; to compute its answer again, use "
+                "`kvweave ask --fresh`"
+            )
+        return rejected
+
+    def judging(self) -> str:
+        """Return one line that says whether questions in other words get cached answers, and why; loads no model."""
+        from kvweave.state.judge import UNFITTED, JudgeFits
+
+        bound, digest = self.config.answers.answer_error_bound, self.metadata.get("model_digest")
+        if not bound:
+            return "none: answer_error_bound is 0"
+        fit = JudgeFits(self.config.home).find(digest) if digest else None
+        return UNFITTED if fit is None else fit.summary(bound, self.answers.rejected_scores())
+
     # Conversations
 
     def conversation(self, name: str = "default", *, new: bool = False) -> "Conversation":
@@ -439,6 +463,7 @@ class KnowledgeBase:
             self.predictions,
             self.config.retrieval.reranker,
             self.background_budget,
+            error_bound=self.config.answers.answer_error_bound,
         )
 
     @once

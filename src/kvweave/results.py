@@ -49,12 +49,14 @@ class PlanSpan:
 class AnswerCacheHit:
     """The use of a cached answer: its question, the cosine (-1..1) of the two questions, and the time of its computation.
 
-    `made_at_s` is in seconds since 1970.
+    `made_at_s` is in seconds since 1970. `judged` is the model's score of both questions (logit of yes minus logit of no) if they
+    share the answer on its word, else None.
     """
 
     question: str
     similarity: float
     made_at_s: float
+    judged: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ class Timing:
 
     `ttft_s` is the time from the request's start to the first token's logits. It contains retrieve, tokenize, match (look up
     and load), place (verify, rotate and lay out layers), select, recompute, and the time between them.
+    `judge_s` is the time in which the model judged whether a stored question asks the same; `ttft_s` contains it.
     `accepted_draft_tokens` of the `answer_tokens` came from drafts and were verified several in one pass.
     """
 
@@ -188,6 +191,7 @@ class Timing:
     total_s: float = 0.0
     answer_tokens: int = 0
     accepted_draft_tokens: int = 0
+    judge_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,18 @@ def test_a_repeated_question_reports_that_its_answer_is_cached(command, document
     assert changed["plan"]["cache_hit"] is None
 
 
+def test_an_answer_of_another_question_is_rejected(command, documents):
+    command("add", documents, "--quiet")
+    command("ask", GLORRIC)
+    refused = " ".join(command("cache", "reject", AGAIN, code=1).stderr.split())
+    assert "got no answer of another question" in refused
+    assert command.json("ask", AGAIN)["plan"]["cache_hit"]["question"] == GLORRIC
+    assert f"no longer gets the answer to '{GLORRIC}'" in command("cache", "reject", AGAIN).stdout
+    assert command.json("ask", AGAIN)["plan"]["cache_hit"] is None
+    assert command.json("ask", AGAIN)["plan"]["cache_hit"]["question"] == AGAIN
+    assert "0 as the model judged, 1 rejected" in " ".join(command("cache", "stats").stdout.split())
+
+
 def test_one_line_says_what_was_reused_and_what_was_computed(command, documents):
     command("add", documents, "--quiet")
     line = r"(\d+)% of (\d+) prompt tokens reused, (\d+) computed; first token after"

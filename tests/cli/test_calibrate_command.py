@@ -6,6 +6,8 @@ import pytest
 
 from kvweave.background import budget_trials, calibration
 
+pytestmark = pytest.mark.usefixtures("few_labelled_pairs")
+
 GLORRIC = "What is the password of Glorric?"
 QUESTIONS = (GLORRIC, "What is the password of Sendbel?", "What did Bertnis order?")
 
@@ -29,10 +31,14 @@ def test_a_verdict_is_made_shown_and_used(command, documents, three):
     wanted = ("--tokens", "0")
     told = command("calibrate", "--questions", three, *wanted).stdout
     assert "auto is reuse, since 2" in told
+    assert "questions in other words: none: reference does not judge well enough: AUC" in " ".join(
+        told.split()
+    )
     assert "3 questions: 0 asked, 0 predicted, 3 given; reference" in " ".join(told.split())
     shown = command.json("calibrate", "--show", *wanted)
     assert shown["told"] in told
     assert shown["verdict"]["recipe"] == "reuse"
+    assert "does not judge well enough" in shown["judging"]
     assert [trial["questions"] for trial in shown["verdict"]["trials"]] == [3]
     environment = {"KVWEAVE_CALIBRATE_TOKENS": "0"}
     explained = command("ask", GLORRIC, "--explain", **environment).stdout

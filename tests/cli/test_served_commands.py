@@ -177,6 +177,19 @@ def test_two_chats_in_one_conversation_do_not_corrupt_it(server, command):
     assert "walnut" in send(False).json()["answer"]
 
 
+def test_an_answer_of_another_question_is_rejected(server):
+    base = f"{server.url}/v1/kb/default"
+    httpx.post(f"{base}/ask", json={"question": GLORRIC}, timeout=60)
+    again = {"question": "password of Glorric, what is it"}
+    refused = httpx.post(f"{base}/reject", json=again)
+    assert refused.status_code == 400
+    assert "got no answer of another question" in refused.json()["error"]["message"]
+    again = {"question": "The password of Glorric?"}
+    assert httpx.post(f"{base}/ask", json=again, timeout=60).json()["plan"]["cache_hit"]
+    assert httpx.post(f"{base}/reject", json=again).json() == {"rejected": [GLORRIC]}
+    assert httpx.post(f"{base}/ask", json=again, timeout=60).json()["plan"]["cache_hit"] is None
+
+
 def test_search_finds_the_passages_of_the_answer(server, command):
     answer = command.json("ask", GLORRIC, "--fresh", "--top-k", "3")
     found = httpx.post(

@@ -76,6 +76,15 @@ def test_a_cached_answer_says_so_and_can_be_computed_again(page: Any, script: Sc
     assert script.asked[-1]["cache"] == "refresh"
 
 
+def test_a_cached_answer_of_another_question_can_be_rejected(page: Any, script: Script) -> None:
+    script.cached = True
+    ask(page)
+    page.get_by_role("button", name="Not what I asked").click()
+    expect(page.get_by_role("region", name="Prompt")).to_be_visible()
+    assert script.rejected == [script.asked[0]["question"]]
+    assert script.asked[-1].get("cache") != "refresh"
+
+
 def test_time_is_compared_with_full_prefill(page: Any) -> None:
     ask(page)
     time_panel = page.get_by_role("region", name="Time")

@@ -38,6 +38,7 @@ class Script:
     unreadable: str = ""
     map_tokens: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
 
 
 class Refusal(Exception):
@@ -227,6 +228,11 @@ class _Handler(BaseHTTPRequestHandler):
             tokens = (tokens * (1 + self.state.map_tokens // len(tokens)))[: self.state.map_tokens]
         self._json({"tokens": tokens})
 
+    def reject(self, body: bytes, name: str) -> None:
+        self.state.cached = False
+        self.state.rejected.append(json.loads(body)["question"])
+        self._json({"rejected": ["What is Glorric's password?"]})
+
     def caches(self, body: bytes, name: str) -> None:
         self._base(name)
         self._json(CACHES)
@@ -277,6 +283,7 @@ _ROUTES: list[tuple[str, str, Callable[..., None]]] = [
     ("DELETE", "/v1/kb/([^/]+)/documents", _Handler.remove),
     ("POST", "/v1/kb/([^/]+)/ask", _Handler.ask),
     ("POST", "/v1/kb/([^/]+)/explain", _Handler.explain),
+    ("POST", "/v1/kb/([^/]+)/reject", _Handler.reject),
     ("GET", "/v1/kb/([^/]+)/caches", _Handler.caches),
 ]
 

@@ -37,6 +37,9 @@ _CANDIDATES: Final = 8
 _LEAST_COSINE: Final = 0.4
 """Stored questions below are not compared, unless they have almost the same letters."""
 
+JUDGED_COSINE: Final = 0.6
+"""Stored questions below are not put to the judge: most pass the guard, which looks for small differences."""
+
 _MOST_NARROWER: Final = 32
 """How many smaller values of `top_k` are looked at: answers to a small knowledge base were once stored under the number of
 its chunks."""
@@ -49,6 +52,9 @@ _NO_PROVENANCE: Final = AnswerProvenance(frozenset(), (), 0)
 
 # Names in the table `bank_facts`
 _HITS: Final = "given"
+_JUDGED: Final = "judged"
+_TO_JUDGE: Final = "to judge"
+_REJECTED: Final = "rejected"
 _EPOCH: Final = "epoch"
 _AGE: Final = "age"
 _MATCHER_VERSION: Final = "readings"
@@ -108,14 +114,52 @@ class AnswerCache:
         candidates = [read_answer(row) for row in rows]
         if candidates and candidates[0].question == text:
             return candidates[0]
+        rejected = self._stored_for(text, rejected=True)
+        candidates = [candidate for candidate in candidates if candidate.question not in rejected]
         alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
         if found is None and self._has_answers(key):
             near = self._neighbours.nearest(text, vector(), key, _CANDIDATES, _LEAST_COSINE)
             answers = ((self._answer(id_), cosine) for id_, cosine in near)
-            found = self._first_same(question, [(one, cosine) for one, cosine in answers if one], threshold)
+            alike = [
+                (one, cosine) for one, cosine in answers if one is not None and one.question not in rejected
+            ]
+            found = self._first_same(question, alike, threshold)
         return found
+
+    def near(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> CachedAnswer | None:
+        """Return the answer to the nearest question that no rule of the guard tells apart from this one, or None.
+
+        The questions may still ask different things: the caller has them judged. Arguments as for `find`.
+        """
+        text, key = clean_text(question), options.cache_key()
+        if not self.limit_bytes or not self._has_answers(key):
+            return None
+        rejected = self._stored_for(text, rejected=True)
+        for id_, cosine in self._neighbours.nearest(text, vector(), key, _CANDIDATES, JUDGED_COSINE):
+            found = self._answer(id_)
+            if found is None or found.question in rejected:
+                continue
+            if self.matcher.compare(question, found.question, cosine, JUDGED_COSINE).sameness == "near":
+                return replace(found, similarity=cosine)
+        return None
+
+    @property
+    def has_met_near(self) -> bool:
+        """Whether a question could have been put to the judge; before that, nobody needs to know how well it judges."""
+        return self._number(_TO_JUDGE) > 0
+
+    def record_near(self) -> None:
+        """Count a question that may be put to the judge."""
+        self._increase(_TO_JUDGE)
+
+    def _stored_for(self, text: str, *, rejected: bool) -> list[str]:
+        """Return the stored questions whose answer a cleaned question got, either those that a user said no to or the others."""
+        rows = self._database.query(
+            "SELECT stored FROM shared_answers WHERE asked = ? AND rejected = ?", (text, rejected)
+        )
+        return [stored for (stored,) in rows]
 
     def _first_same(
         self, question: str, alike: list[tuple[CachedAnswer, float]], threshold: float
@@ -182,12 +226,39 @@ class AnswerCache:
 
     def record_hit(self, answer: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:
         """Count a use of an answer; a question in other words becomes pending, to get an answer of its own."""
+        text = clean_text(question)
         with self._database.transaction():
             self._increase(_HITS)
+            self._increase(_JUDGED, answer.judged is not None)
             self._record_use(answer.id)
+            if text != answer.question:
+                self._database.execute(
+                    """INSERT INTO shared_answers (asked, stored, score) VALUES (?, ?, ?)
+                       ON CONFLICT (asked, stored) DO UPDATE SET score = excluded.score""",
+                    (text, answer.question, answer.judged),
+                )
             if self._id_of(question, answer.options) is None:
                 self._record_use(self._put(question, answer.options, vector(), "matched"))
                 self._evict()
+
+    def reject(self, question: str) -> list[str]:
+        """Record that a user said no to the answer of another question; return the questions whose answer this one got.
+
+        It never gets their answers again.
+        """
+        text = clean_text(question)
+        with self._database.transaction():
+            stored = self._stored_for(text, rejected=False)
+            self._database.execute("UPDATE shared_answers SET rejected = 1 WHERE asked = ?", (text,))
+            self._increase(_REJECTED, len(stored))
+        return stored
+
+    def rejected_scores(self) -> list[float]:
+        """Return the judge's scores of the pairs that users said no to."""
+        rows = self._database.query(
+            "SELECT score FROM shared_answers WHERE rejected = 1 AND score IS NOT NULL"
+        )
+        return [score for (score,) in rows]
 
     # Storing
 
@@ -258,15 +329,23 @@ class AnswerCache:
 
     def delete(self, questions: Iterable[str], options: AskOptions | None = None) -> None:
         """Delete questions with their answers, under these options or under any."""
-        self._database.execute(
-            """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
-                 AND circumstances = coalesce(?, circumstances)""",
-            (json.dumps(list(questions)), options and options.cache_key()),
-        )
+        listed = json.dumps(list(questions))
+        with self._database.transaction():
+            self._database.execute(
+                """DELETE FROM banked_questions WHERE question IN (SELECT value FROM json_each(?))
+                     AND circumstances = coalesce(?, circumstances)""",
+                (listed, options and options.cache_key()),
+            )
+            if options is None:
+                self._database.execute(
+                    "DELETE FROM shared_answers WHERE stored IN (SELECT value FROM json_each(?))", (listed,)
+                )
 
     def clear(self) -> None:
         """Delete every question; the numbers about the cache stay."""
-        self._database.execute("DELETE FROM banked_questions")
+        with self._database.transaction():
+            self._database.execute("DELETE FROM banked_questions")
+            self._database.execute("DELETE FROM shared_answers")
 
     # Validity
 
@@ -346,8 +425,9 @@ class AnswerCache:
         ((questions, answered, waiting),) = self._database.query(
             "SELECT count(*), count(answer), count(waiting) FROM banked_questions"
         )
-        hits = int(self._number(_HITS))
-        return AnswerCacheTotals(questions, answered, waiting, hits, self._used_bytes(), self.limit_bytes)
+        given, judged, rejected = (int(self._number(name)) for name in (_HITS, _JUDGED, _REJECTED))
+        used, limit = self._used_bytes(), self.limit_bytes
+        return AnswerCacheTotals(questions, answered, waiting, given, judged, rejected, used, limit)
 
     # Rows
 
@@ -467,3 +547,8 @@ class AnswerCache:
                     (json.dumps(victims),),
                 )
                 self._increase(_AGE, max(0.0, heaviest - self._number(_AGE)))
+                self._database.execute(
+                    """DELETE FROM shared_answers WHERE NOT rejected AND (
+                         asked NOT IN (SELECT question FROM banked_questions)
+                         OR stored NOT IN (SELECT question FROM banked_questions))"""
+                )

@@ -35,6 +35,9 @@ SCHEMA: Final = (
         version TEXT NOT NULL, question INTEGER NOT NULL REFERENCES banked_questions (id) ON DELETE CASCADE,
         PRIMARY KEY (version, question)) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS answer_versions_by_question ON answer_versions (question)",
+    """CREATE TABLE IF NOT EXISTS shared_answers (
+        asked TEXT NOT NULL, stored TEXT NOT NULL, score REAL, rejected INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (asked, stored)) WITHOUT ROWID""",
 )
 # Column names are stored: `circumstances` holds `AskOptions.cache_key`, `reading` the matcher's key, `waiting` the reason
 # why a question is pending.
@@ -77,6 +80,7 @@ class CachedAnswer:
         epoch: latest epoch of the document list in which these chunks were the best ones.
         made_at_s: seconds since 1970.
         errors: see `Comparison.errors`.
+        judged: the judge's score of both questions if they share the answer on its word, else None.
     """
 
     id: int
@@ -90,6 +94,7 @@ class CachedAnswer:
     epoch: int
     made_at_s: float
     errors: tuple[str, ...] = ()
+    judged: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,17 @@ class PendingQuestion:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCacheTotals:
-    """Counts: questions, those with an answer, those waiting for one, answers given from the cache; and sizes."""
+    """Counts: questions, those with an answer, those waiting for one, answers given from the cache; and sizes.
+
+    `judged` of the given answers were given on the judge's word, and `rejected` are answers to which users said no.
+    """
 
     questions: int
     answered: int
     waiting: int
     given: int
+    judged: int
+    rejected: int
     bytes: int
     limit_bytes: int
 

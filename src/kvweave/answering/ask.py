@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, Unpack
 
 from kvweave.answer_cache.evidence import is_answerable, is_non_answer, is_supported
-from kvweave.answer_cache.records import Vector
+from kvweave.answer_cache.records import CachedAnswer, Vector
 from kvweave.answering.answer_stream import Answered, Events
 from kvweave.answering.cached_answers import CachedAnswers
 from kvweave.answering.settings import Settings
@@ -26,6 +26,7 @@ from kvweave.types import NO_CONTEXT, Prompt, QuestionContext, TokenizedPrompt
 
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
+    from kvweave.state.judge import Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,13 @@ class Asker:
         asked = KBQuestion(options, recipe, kv, context, self.cached, question, vector, question_context)
         check_supported(context.model, asked)
         context.encoder.load()  # else the first question's time would include loading it
+        began, judge = time.perf_counter(), self._judge(options)
+        if judge is not None:
+            found = self.cached.judged(question, vector, options, judge)
+            asked.judge_s = time.perf_counter() - began
+            if found is not None:
+                events = self._given(found, question, vector, began, asked.judge_s)
+                return self._checked_answer(events, question)
         return self._checked_answer(respond(context.model, context.store, asked), question)
 
     def prompt(self, question: str, top_k: int | None) -> Prompt:
@@ -97,9 +105,23 @@ class Asker:
             return None
         began = time.perf_counter()
         found = self.cached.find(question, vector, options)
-        if found is None:
-            return None
-        whole = self.cached.answer(found, began)
+        return None if found is None else self._given(found, question, vector, began)
+
+    def _judge(self, options: AskOptions) -> "Judge | None":
+        """Return the judge of near questions if the settings and the options want it, and the model can judge."""
+        wanted = options.cacheable and options.cache == "use" and self.cached.error_bound > 0
+        return self.components.judge if wanted else None
+
+    def _given(
+        self,
+        found: CachedAnswer,
+        question: str,
+        vector: Callable[[], Vector],
+        began: float,
+        judge_s: float = 0.0,
+    ) -> Events:
+        """Return the events of giving a cached answer."""
+        whole = self.cached.answer(found, began, judge_s)
 
         def events() -> Events:
             yield Piece(whole.text)

@@ -9,10 +9,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kvweave.answer_cache.cache import AnswerCache
+from kvweave.answer_cache.evidence import is_non_answer, is_supported
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.errors import StoreError
@@ -26,6 +27,7 @@ from kvweave.text import WORD, clean_text
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
     from kvweave.index.vector_index import VectorIndex
+    from kvweave.state.judge import Judge
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class CachedAnswers:
         budget: records what background work was worth; None records nothing.
         waited_s: gives the seconds for which an answer that is computed ahead has yielded to requests.
         accepts: says whether a computed answer is stored.
+        error_bound: the greatest expected share of wrong answers among those given on the judge's word, 0..1; 0 gives none.
     """
 
     answers: AnswerCache
@@ -63,6 +66,7 @@ class CachedAnswers:
     budget: BackgroundBudget | None = None
     waited_s: Callable[[], float] = lambda: 0.0
     accepts: Callable[[Answer], bool] = lambda answer: True
+    error_bound: float = 0.0
 
     def find(self, question: str, vector: Callable[[], Vector], options: AskOptions) -> CachedAnswer | None:
         """Return the valid answer to the same question, or None.
@@ -83,6 +87,37 @@ class CachedAnswers:
                 return found
         return None
 
+    def judged(
+        self, question: str, vector: Callable[[], Vector], options: AskOptions, judge: "Judge"
+    ) -> CachedAnswer | None:
+        """Return the valid answer to a near question if the judge says that it asks the same, or None.
+
+        The best chunks for `question` must hold the answer: what cannot be found in them, such as a bare "yes", is not given.
+        """
+        epoch = self.answers.epoch
+        found = self.answers.near(question, vector, options)
+        if found is None or is_non_answer(found.text):
+            return None
+        fit = judge.found
+        if fit is None:
+            with _logged_only():
+                self.answers.record_near()
+            return None
+        least = fit.threshold(self.error_bound, self.answers.rejected_scores())
+        if least is None:
+            return None
+        chunks = self.index().search(question, vector(), options.top_k, self.documents.visible_versions())
+        if not is_supported(question, found.text, [chunk.text for chunk in chunks]):
+            return None
+        score = judge.score(found.question, question)
+        if not score >= least:  # nor where it is NaN
+            return None
+        # Checked last: a document may have changed while the model judged.
+        now = self.answers.stored(found.question, options)
+        if now is None or now.text != found.text or not self._is_valid(now) or self.answers.epoch != epoch:
+            return None
+        return replace(found, judged=score)
+
     def are_words(self, found: CachedAnswer) -> bool:
         """Return whether the documents contain a word that was taken for a typing error (`found.errors`)."""
         visible = self.documents.visible_versions()
@@ -92,12 +127,12 @@ class CachedAnswers:
             for chunk in self.index().search(error, found.vector, _SEARCHED, visible)
         )
 
-    def answer(self, found: CachedAnswer, began: float) -> Answer:
+    def answer(self, found: CachedAnswer, began: float, judge_s: float = 0.0) -> Answer:
         """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began
-        hit = AnswerCacheHit(found.question, found.similarity, found.made_at_s)
+        hit = AnswerCacheHit(found.question, found.similarity, found.made_at_s, found.judged)
         plan = Plan(found.options.recipe, 0.0, (), cache_hit=hit)
-        timing = Timing(retrieve_s=took_s, ttft_s=took_s, total_s=took_s)
+        timing = Timing(retrieve_s=took_s - judge_s, ttft_s=took_s, total_s=took_s, judge_s=judge_s)
         return Answer(found.text, found.sources, plan, timing)
 
     def record_hit(self, found: CachedAnswer, question: str, vector: Callable[[], Vector]) -> None:

@@ -36,6 +36,7 @@ class Asked(ABC):
         drafts: token ids that the answer may consist of.
         retrieve_s: seconds of the search.
         without_vector: how many chunks of the knowledge base had no vector at the search.
+        judge_s: seconds in which the model judged a stored question, before.
     """
 
     options: AskOptions
@@ -45,6 +46,7 @@ class Asked(ABC):
     drafts: Sequence[tuple[int, ...]] = field(default=(), init=False)
     retrieve_s: float = field(default=0.0, init=False)
     without_vector: int = field(default=0, init=False)
+    judge_s: float = field(default=0.0, init=False)
 
     @abstractmethod
     def assemble(self, store: KVStore, lease: Lease, most: int) -> TokenizedPrompt:

@@ -61,7 +61,7 @@ def respond(model: AnyModel, store: KVStore, asked: Asked) -> Events:
         InvalidRequest, PromptTooLong, and as `asked.assemble`: before the first piece.
         Cancelled: between any two passes.
     """
-    began = time.perf_counter()
+    began = time.perf_counter() - asked.judge_s
     options, recipe = asked.options, asked.recipe
     yield Prefill(0, 0)
     most = options.max_new_tokens(model.geometry.context_tokens)
@@ -100,7 +100,8 @@ def respond(model: AnyModel, store: KVStore, asked: Asked) -> Events:
     timing = replace(
         result.timing,
         retrieve_s=asked.retrieve_s,
-        tokenize_s=assembled - began - asked.retrieve_s,
+        judge_s=asked.judge_s,
+        tokenize_s=assembled - began - asked.judge_s - asked.retrieve_s,
         ttft_s=first_logits - began,
         decode_s=decoded.seconds,
         total_s=finished - began,

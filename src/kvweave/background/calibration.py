@@ -283,12 +283,15 @@ def calibrate(
     questions: Sequence[str] | None,
     progress: Progress,
 ) -> CalibrationResult:
-    """Calibrate now; raises as `KnowledgeBase.calibrate`, except for an empty knowledge base."""
+    """Calibrate now, the judge of questions first; raises as `KnowledgeBase.calibrate`, except for an empty knowledge base."""
     state.database.check_writable()
     with try_lock(state.idle_lock) as free:
         if not free:
             raise InvalidRequest(
                 "another process calibrates this knowledge base or does its background work; try again when it has ended"
             )
+        judge = components.judge if settings.config.answers.answer_error_bound else None
+        if judge is not None:
+            judge.fit(progress)
         with closing(Calibrator(state, components, settings, questions)) as calibrator:
             return calibrator.run(progress)

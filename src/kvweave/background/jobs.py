@@ -32,6 +32,7 @@ JobKind: TypeAlias = Literal[
     "refresh",
     "answers",
     "calibration",
+    "judging",
     "population",
     "conversion",
     "abstract",
@@ -67,7 +68,7 @@ class JobSource:
         self._state, self._cached, self._settings = state, asker.cached, asker.settings
         self._metadata, self._guard = asker.metadata, guard
         self._predictions, self._budget = state.predictions, state.background_budget
-        self._context = cache(asker.components.request_context)
+        self._components, self._context = asker.components, cache(asker.components.request_context)
         unrecorded = replace(asker.cached, predictions=None)  # no user asks
         self._precomputer = Precomputer(
             self._context, unrecorded, asker.settings, asker.metadata.system, lambda: guard.waited_s
@@ -111,7 +112,7 @@ class JobSource:
 
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
         answer (answers). Then the recipe that `auto` resolves to, by which all others are
-        computed (calibration). Then predicted questions: their KV and answer (population), or the answer where it was left out
+        computed (calibration), and how well the model judges questions, once it could have judged one (judging). Then predicted questions: their KV and answer (population), or the answer where it was left out
         before (conversion, PerCache §4.3.3). Then new predictions (abstract, prediction). Last, evicted KV, if the store's limit
         was raised (restoration). Predictions that do not pay are left out.
         """
@@ -121,6 +122,7 @@ class JobSource:
             self._refresh,
             self._answers,
             self._calibration,
+            self._judging,
             self._population,
             self._conversion,
             self._prediction,
@@ -167,6 +169,16 @@ class JobSource:
     def _calibrate(self, step: Step) -> None:
         step.do()
         self._renew_predictor()
+
+    def _judging(self) -> Job | None:
+        cached = self._cached
+        if not cached.error_bound or not cached.answers.has_met_near:
+            return None
+        judge = self._components.judge
+        if judge is None or judge.found is not None:
+            return None
+        fit = partial(judge.fit, between=self._guard.yield_to_requests)
+        return Job("judging", "pairs of questions", ("judging",), 1, fit)
 
     def close(self) -> None:
         """Delete what a calibration has stored for its trials."""

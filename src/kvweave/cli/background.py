@@ -21,6 +21,7 @@ TITLES = {
     "abstract": "batches of chunks summarised",
     "prediction": "rounds of predictions",
     "restoration": "questions checked for evicted KV",
+    "judging": "models tried as judges of questions",
 }
 _ORIGINS = {"knowledge": "documents", "history": "earlier questions"}
 OPTIONS = (*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride", "idle_seconds_per_day")

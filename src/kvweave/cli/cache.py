@@ -132,6 +132,21 @@ def _verified(report: "VerifyReport") -> list[str]:
     return lines
 
 
+@app.command("reject", short_help="Say no to a cached answer of another question.")
+@opt.with_options(*opt.KB)
+def reject(
+    question: Annotated[str, typer.Argument(help="The question as you asked it.", show_default=False)],
+    *,
+    options: opt.SharedOptions,
+) -> None:
+    """Say no to the answer of another question that a question got from the cache. It never gets it again."""
+    from kvweave.cli.output import say
+
+    with options.open_kb() as base:
+        for stored in base.reject_answer(question):
+            say(f"{question!r} no longer gets the answer to {stored!r}")
+
+
 @app.command("limit")
 @opt.with_options(*opt.KB, "tier", "shared")
 def limit(
@@ -197,7 +212,8 @@ def print_savings(found: dict[str, Any]) -> None:
     answers, predictions, idle = found["answers"], found["predictions"], found["idle"]
     STDOUT.print(
         f"answers: {answers['answered']:,} of {answers['questions']:,} questions, {answers['waiting']:,} waiting, given "
-        f"{answers['given']:,} times; {amount(answers['bytes'])} of {amount(answers['limit_bytes'])}"
+        f"{answers['given']:,} times, {answers['judged']:,} as the model judged, {answers['rejected']:,} rejected; "
+        f"{amount(answers['bytes'])} of {amount(answers['limit_bytes'])}"
     )
     kept = sum(predictions["predicted"].values())
     if kept or predictions["dropped"]:

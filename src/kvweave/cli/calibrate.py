@@ -37,9 +37,17 @@ def calibrate(
     with options.open_kb() as base, progress_bar(quiet or json or show) as report:
         if not show:
             base.calibrate(given, report)
-        found = base.calibration()
+        found, judging = base.calibration(), base.judging()
     if json:
-        print_json({"told": found.summary, "verdict": found.result, "note": found.note, "due": found.needed})
+        print_json(
+            {
+                "told": found.summary,
+                "verdict": found.result,
+                "note": found.note,
+                "due": found.needed,
+                "judging": judging,
+            }
+        )
         return
     if found.result is not None:
         result = found.result
@@ -49,6 +57,7 @@ def calibrate(
             f"{result.model}, {seconds(result.seconds)}, {result.passes:.1f} passes each"
         )
     say(f"auto is {found.summary}")
+    say(f"cached answers to questions in other words: {judging}")
 
 
 def _print_trials(result: "CalibrationResult") -> None:

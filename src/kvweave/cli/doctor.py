@@ -168,6 +168,7 @@ def _knowledge_base(base: "KnowledgeBase") -> list[Finding]:
         Finding("knowledge base", f"{len(documents)} documents, {sum(d.chunks for d in documents)} chunks"),
         Finding("chunk KV", stored, stats.bytes <= stats.limit_bytes),
         Finding("recipe auto", base.calibration().summary),
+        Finding("cached answers to questions in other words", base.judging()),
     ]
 
 

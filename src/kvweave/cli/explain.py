@@ -44,7 +44,12 @@ def print_explanation(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
 def describe_cache_hit(cache_hit: AnswerCacheHit) -> str:
     """Describe a cached answer: its question, the similarity of the questions, and the time of the answer."""
     when = datetime.fromtimestamp(cache_hit.made_at_s).strftime("%Y-%m-%d %H:%M")
-    return f"cached answer to {cache_hit.question!r}, similarity {cache_hit.similarity:.3f}, from {when}"
+    judged = (
+        "" if cache_hit.judged is None else f", judged to ask the same with a score of {cache_hit.judged:.1f}"
+    )
+    return (
+        f"cached answer to {cache_hit.question!r}, similarity {cache_hit.similarity:.3f}{judged}, from {when}"
+    )
 
 
 def _print_prompt(answer: Answer, tokens: Sequence[ExplainedToken]) -> None:
@@ -98,6 +103,7 @@ def _print_timing(answer: Answer) -> None:
     accepted = timing.accepted_draft_tokens
     drafts = f", {accepted} of them accepted from drafts" if accepted else ""
     steps = [
+        ("judge", timing.judge_s),
         ("retrieve", timing.retrieve_s),
         ("tokenize", timing.tokenize_s),
         ("match and load", timing.match_s),

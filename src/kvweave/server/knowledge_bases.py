@@ -69,6 +69,12 @@ class SearchFields(Fields):
     top_k: int | None = Field(None, ge=1, le=10_000)
 
 
+class RejectFields(Fields):
+    """The question whose cached answer is another question's."""
+
+    question: NonEmpty
+
+
 class TurnFields(SearchFields):
     """The next turn of a conversation."""
 
@@ -177,6 +183,12 @@ async def search(request: Request, name: str, fields: SearchFields) -> dict[str,
 
     (found,) = await collect(request, services(request).questions.start(work))
     return {"data": facts(found)}
+
+
+@router.post("/{name}/reject")
+async def reject(request: Request, name: str, fields: RejectFields) -> dict[str, Any]:
+    """Say no to the answer of another question that a question got. It never gets it again."""
+    return {"rejected": await _with_base(request, name, lambda base: base.reject_answer(fields.question))}
 
 
 @router.post("/{name}/conversations/{conversation}", response_class=JSONResponse)

@@ -17,7 +17,7 @@ from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.once import once
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.state.metadata import KBMetadata
-from kvweave.state.resident import load_model, load_reranker
+from kvweave.state.resident import judge_of, load_model, load_reranker
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
     from kvweave.models.prompt import PromptTemplate
     from kvweave.remote.model import AnyModel, RemoteModel
+    from kvweave.state.judge import Judge
     from kvweave.state.resident import ResidentModels
 
 Ids = tuple[int, ...]
@@ -70,6 +71,13 @@ class Components:
         from kvweave.models.snapshot_adapter import fused
 
         return fused(self.model)
+
+    @once
+    def judge(self) -> "Judge | None":
+        """Judges with the model whether questions ask the same; None if stored KV cannot be placed in it. Raises as `model`."""
+        if self.resident is not None:
+            return self.resident.judge
+        return judge_of(self.model, self.config.home)
 
     @once
     def encoder(self) -> "TextEncoder":
@@ -116,7 +124,7 @@ class Components:
 
     def forget(self) -> None:
         """Drop what was loaded, and an empty index, so that other models may fill the knowledge base."""
-        for part in ("model", "encoder", "index"):
+        for part in ("model", "judge", "encoder", "index"):
             self.__dict__.pop(part, None)
         self._delete_unlisted_index()
 

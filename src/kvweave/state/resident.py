@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvweave.index.search import Rerank
     from kvweave.models.batcher import PassBatcher
     from kvweave.remote.model import AnyModel
+    from kvweave.state.judge import Judge
 
 
 class ResidentModels:
@@ -42,6 +43,11 @@ class ResidentModels:
         if isinstance(model, Adapter):
             self.batcher = model.serve_many(share=self._share_kv, load_ahead=self._async_kv)
         return model
+
+    @once
+    def judge(self) -> "Judge | None":
+        """Judges with the model whether questions ask the same; None if stored KV cannot be placed in it."""
+        return judge_of(self.model, self.config.home)
 
     @once
     def encoder(self) -> "TextEncoder":
@@ -98,6 +104,14 @@ def load_model(wanted: ModelConfig, home: Path) -> "AnyModel":
     return load_any_model(
         wanted.model, dtype=wanted.dtype, weights=wanted.weights, device=wanted.device, home=home
     )
+
+
+def judge_of(model: "AnyModel", home: Path) -> "Judge | None":
+    """Return the judge that a model makes; None for one that stored KV cannot be placed in."""
+    from kvweave.models.adapter import Adapter
+    from kvweave.state.judge import Judge
+
+    return Judge(model, home) if isinstance(model, Adapter) else None
 
 
 def load_reranker(model: str | None) -> "Rerank | None":

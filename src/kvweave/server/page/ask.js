@@ -1,6 +1,6 @@
 // The view of questions: a question, its answer as it streams in, the sources, and what was computed for it.
 
-import { ApiError, ConnectionLost, inKb, stream } from "./api.js";
+import { ApiError, call, ConnectionLost, inKb, stream } from "./api.js";
 import { composer } from "./composer.js";
 import { announce, h, icon } from "./dom.js";
 import { ago, count } from "./format.js";
@@ -147,6 +147,7 @@ class Run {
     const same = hit.question.trim() === this.#request.question.trim();
     const asked = same ? "This question was answered" : `“${hit.question}” was answered`;
     const close = same ? "" : ` Similarity ${hit.similarity.toFixed(2)}.`;
+    const judged = typeof hit.judged === "number";
     return h(
       "div",
       { class: "cached" },
@@ -155,7 +156,7 @@ class Run {
         "p",
         {},
         h("strong", {}, "From the answer cache. "),
-        `${asked} ${ago(hit.made_at_s)}; no model ran.${close}`,
+        `${asked} ${ago(hit.made_at_s)}; ${judged ? "the model judged that both ask the same" : "no model ran"}.${close}`,
       ),
       h(
         "button",
@@ -166,7 +167,20 @@ class Run {
         },
         "Compute it again",
       ),
+      !same &&
+        h("button", { type: "button", class: "button", onclick: () => this.#reject() }, "Not what I asked"),
     );
+  }
+
+  /** Say no to the answer of another question, and ask again. */
+  async #reject() {
+    const { kb, question } = this.#request;
+    try {
+      await call("POST", inKb(kb, "/reject"), { body: { question } });
+      this.#again(this.#request);
+    } catch (error) {
+      this.#failed(error);
+    }
   }
 
   #failed(error) {

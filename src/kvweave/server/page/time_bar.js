@@ -7,6 +7,7 @@ import { seconds, times } from "./format.js";
 const STAGES = [
   ["retrieve_s", "Retrieve", "find passages", "find"],
   ["tokenize_s", "Tokenize", "text to tokens", "find-2"],
+  ["judge_s", "Judge", "whether a stored question asks the same", "reuse"],
   ["match_s", "Match", "look up and load stored KV", "reuse"],
   ["place_s", "Place", "verify and rotate it", "reuse-2"],
   ["select_s", "Select", "choose tokens to recompute", "reuse-3"],
