@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from markdown_parts import Result, header, if_measured, row
+from markdown_parts import NOT_MEASURED, Result, header, if_measured, row
 
+JUDGING_FILES = tuple(
+    f"judged_{model}.json" for model in ("gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
+)
 _SHOWN_THRESHOLDS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
@@ -67,6 +70,61 @@ def _kinds_by_threshold(rows: Sequence[Result]) -> list[str]:
 def _share(rates: Result, name: str, digits: int) -> str:
     low, high = (f"{bound:.{digits}%}" for bound in rates[f"{name}_interval"])
     return f"{rates[name]:.{digits}%} ({low}–{high})"
+
+
+def judged_questions(measured: Iterable[Result | None]) -> str:
+    """Return the tables of `kvweave eval lookalikes --model`: what each measured model serves by bound, and by kind."""
+    results = [result for result in measured if result is not None]
+    if not results:
+        return NOT_MEASURED
+    lines = header(
+        "model", "AUC", "bound", "paraphrases", "look-alikes", "served on its word", "of these wrong"
+    )
+    for result in results:
+        judging = result["judging"]
+        for each in judging["rows"]:
+            bound = f"{each['bound']:.1%}"
+            lines.append(
+                row(
+                    judging["model"],
+                    f"{judging['auc']:.2f}",
+                    f"**{bound}**" if each["is_default"] else bound,
+                    _share(each, "hit_rate", 1),
+                    _share(each, "false_hit_rate", 2),
+                    f"{each['judged_hits']}",
+                    "–" if each["wrong"] is None else _share(each, "wrong", 1),
+                )
+            )
+    lines += ["", *header("model", "fit", "first pair", "a pair", "machine", "measured by")]
+    for result in results:
+        judging, about = result["judging"], result["about"]
+        lines.append(
+            row(
+                judging["model"],
+                f"{judging['fit_s']:.0f} s",
+                f"{judging['first_s']:.2f} s",
+                f"{judging['pair_s'] * 1e3:.0f} ms",
+                f"{about['machine']}, {about['threads']} threads",
+                f"`{about['command']}`, {about['date']}, {about['commit']}",
+            )
+        )
+    bounds = [f"{each['bound']:g}" for each in results[0]["judging"]["rows"]]
+    lines += [
+        "",
+        *header("model", "kind", "pairs", "sure", "judged", *(f"served at {bound}" for bound in bounds)),
+    ]
+    for result in results:
+        lines += [
+            row(
+                result["judging"]["model"],
+                each["kind"],
+                *(f"{each[name]}" for name in ("pairs", "sure", "judged")),
+                *(f"{each['served'][bound]}" for bound in bounds),
+            )
+            for each in result["judging"]["kinds"]
+            if each["judged"] or each["sure"]
+        ]
+    return "\n".join(lines)
 
 
 @if_measured

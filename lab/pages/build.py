@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from answers_page import (
+    JUDGING_FILES,
+    judged_questions,
     lookups,
     matched_questions,
     preemption,
@@ -202,6 +204,7 @@ def main() -> None:
             answers,
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
             people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
+            judging=judged_questions(map(results, JUDGING_FILES)),
             prediction=predicted_questions(results("prediction.json")),
             reader=reader_predictions(results("reader_predictions.json")),
             lookups=lookups(results("answer_lookup.json")),

@@ -185,7 +185,10 @@ def _file_texts(
 
 
 @keeps_nothing
-@opt.with_options("embedding_model")
+@opt.with_options(
+    *("home", "embedding_model", *opt.MODEL),
+    model="Also judge what passes the guard with this model: hub id or local folder. Default: no judge.",
+)
 def lookalikes_command(
     split: Annotated[
         str, typer.Option("--split", help="Pool of phrasings: dev (to tune on) or test (to report).")
@@ -223,6 +226,8 @@ def lookalikes_command(
     """Paraphrases that should share an answer, look-alikes that must not: hit rates of every matcher and threshold."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
     from kvweave.embedding import TextEncoder
+    from kvweave.state.judge import Judge
+    from kvweave_lab.eval.question_judging import judge_pairs, judging_content, judging_table
     from kvweave_lab.eval.question_matching import (
         content,
         evaluate_matchers,
@@ -237,13 +242,20 @@ def lookalikes_command(
     with progress_bar(quiet or json) as report:
         drawn = read_pairs(pairs) if pairs else make_pairs(split, paraphrases, lookalikes, seed)
         pool = pairs.name if pairs else split
-        done = evaluate_matchers(TextEncoder(model.embedding_model), drawn, pool, seed, report)
-    files = write(output, done, environment) if output else []
+        encoder = TextEncoder(model.embedding_model)
+        done = evaluate_matchers(encoder, drawn, pool, seed, report)
+        judged = None
+        if model.model is not None:
+            judged = judge_pairs(Judge(model.load_model(), model.config().home), encoder, drawn, report)
+    judging = None if judged is None else judging_content(judged)
+    files = write(output, done, environment, judging) if output else []
     if json:
-        print_json(content(done, environment))
+        print_json(content(done, environment, judging))
         return
     STDOUT.print(threshold_table(done))
     STDOUT.print(kind_table(done))
+    if judged is not None:
+        STDOUT.print(judging_table(judged))
     bench.print_paths(files)
 
 

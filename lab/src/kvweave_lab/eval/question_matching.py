@@ -227,8 +227,10 @@ _TARGET: Final = 0.001
 """The false-hit rate that an answer cache should stay below."""
 
 
-def content(done: MatchingResult, environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the results as JSON values, with the environment of the measurement.
+def content(
+    done: MatchingResult, environment: dict[str, Any], judging: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the results as JSON values, with the environment of the measurement, and with the results of a judge if there are any.
 
     A rate's interval is [low, high] under the rate's name with `_interval`.
     """
@@ -243,12 +245,16 @@ def content(done: MatchingResult, environment: dict[str, Any]) -> dict[str, Any]
         },
         "rows": [flatten(row) for row in done.rows],
         "kinds": [asdict(row) for row in done.kinds],
+        **({} if judging is None else {"judging": judging}),
     }
 
 
-def write(folder: Path, done: MatchingResult, environment: dict[str, Any]) -> list[Path]:
+def write(
+    folder: Path, done: MatchingResult, environment: dict[str, Any], judging: dict[str, Any] | None = None
+) -> list[Path]:
     """Write lookalikes.json and lookalikes.png; raise InvalidRequest if the folder cannot be written to."""
-    return write_files(folder, {_JSON: json_bytes(content(done, environment)), _PNG: matcher_curves(done)})
+    found = json_bytes(content(done, environment, judging))
+    return write_files(folder, {_JSON: found, _PNG: matcher_curves(done)})
 
 
 def threshold_table(done: MatchingResult) -> Table:
