@@ -74,7 +74,7 @@ class Components:
 
     @once
     def judge(self) -> "Judge | None":
-        """Judges with the model whether questions ask the same; None if stored KV cannot be placed in it. Raises as `model`."""
+        """Judges with the model whether questions ask the same; None if stored KV cannot be placed in it here. Raises as `model`."""
         if self.resident is not None:
             return self.resident.judge
         return judge_of(self.model, self.config.home)
