@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from markdown_parts import NOT_MEASURED, Result, header, if_measured, row
 
+from kvweave.config import AnswersConfig
+
 JUDGING_FILES = tuple(
     f"judged_{model}.json" for model in ("gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 )
@@ -88,7 +90,7 @@ def judged_questions(measured: Iterable[Result | None]) -> str:
                 row(
                     judging["model"],
                     f"{judging['auc']:.2f}",
-                    f"**{bound}**" if each["is_default"] else bound,
+                    f"**{bound}**" if each["bound"] == AnswersConfig().answer_error_bound else bound,
                     _share(each, "hit_rate", 1),
                     _share(each, "false_hit_rate", 2),
                     f"{each['judged_hits']}",

@@ -142,7 +142,7 @@ class AnswersConfig:
 
     answer_threshold: float = 0.85
     answer_limit_bytes: int = 100_000_000
-    answer_error_bound: float = 0.005
+    answer_error_bound: float = 0.02
     check_answers: bool = False
 
 

@@ -92,7 +92,7 @@ def test_the_page_shows_what_each_measured_model_serves(script):
     }
     judging = judging_content(judge_pairs(FakeJudge(), SameEncoder(), PAIRS))
     shown = page.judged_questions([None, {"about": about, "judging": json.loads(json.dumps(judging))}])
-    assert "| m | 0.95 | **0.5%** | 100.0%" in shown
+    assert "| m | 0.95 | **2.0%** | 100.0%" in shown
     assert "| m | reworded | 1 | 0 | 1 |" in shown
 
 

@@ -20,8 +20,8 @@ from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, text_table
 from kvweave_lab.statistics import Estimate, wilson_interval
 
-BOUNDS: Final = tuple(sorted({AnswersConfig().answer_error_bound, 0.01, 0.02, 0.05, 0.1, 0.2}))
-"""Values of answer_error_bound."""
+BOUNDS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Values of answer_error_bound, the default among them."""
 
 
 @dataclass(frozen=True, slots=True)
