@@ -5,6 +5,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kvweave.models.fingerprint import configuration_part, tokenizer_part
 from kvweave.models.loading import load_without_weights
@@ -16,9 +17,14 @@ from support.scripted_server import ScriptedServer, error, event, reply
 MODELS, COMPLETIONS = "GET /v1/models", "POST /v1/completions"
 
 
+def _local(model):
+    with TemporaryDirectory() as home:
+        return load_without_weights(model, Path(home))
+
+
 def described(model="reference", **changes):
     """What a vLLM with this model says of itself; `changes` go to its fingerprint."""
-    local = load_without_weights(model, Path())
+    local = _local(model)
     parts = {
         "name": local.name,
         "weights": "w" * 32,
@@ -44,7 +50,7 @@ class FakeVllm:
     """
 
     def __init__(self, description, plugin=True, text=" walnut."):
-        local = load_without_weights("reference", Path())
+        local = _local("reference")
         self.tokenizer, self.description, self.plugin, self.text = local.tokenizer, description, plugin, text
         self.asked, self.prepared = [], []
         self.dies_after, self.refusal, self.cached_tokens = None, None, None
