@@ -10,9 +10,6 @@ prompts, of shares Wilson's. The recipe `full` shows how far the engines themsel
 """
 
 import argparse
-import json
-import os
-import shlex
 import sys
 import tempfile
 from collections import defaultdict
@@ -21,19 +18,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-
 import torch
 from torch import Tensor
 
 import kvweave
 import kvweave_vllm
+from in_process import InProcess, report
 from kvweave.answering.generation import end_tokens
 from kvweave.recipes.methods import in_any_storage, recipe_named
 from kvweave.recipes.recipe import run
-from kvweave_lab.bench.measurement import current_environment
 from kvweave_lab.eval.replies import generate_together
 from kvweave_lab.statistics import interval_over_tasks, kl_divergence, share_of
 from natural_prompts import CHUNK_TOKENS, NaturalCorpus, model_folder, word_vectors
@@ -55,22 +48,9 @@ class Engines:
     def __init__(
         self, folder: str, dtype: str, store: str, most_tokens: int, new_tokens: int, **settings: Any
     ) -> None:
-        from vllm import LLM
-
-        from kvweave_vllm.cli import connector_config
-
         self._new_tokens, self._most_tokens = new_tokens, most_tokens
-        self.llm = LLM(
-            folder,
-            dtype=dtype,
-            enforce_eager=True,
-            max_model_len=most_tokens,
-            max_num_batched_tokens=most_tokens,
-            worker_extension_cls="kvweave_vllm.connector.Extension",
-            kv_transfer_config=connector_config(store=store),
-            max_logprobs=-1,
-            logprobs_mode="raw_logits",
-            **settings,
+        self.vllm = InProcess(
+            folder, dtype, store, most_tokens, max_logprobs=-1, logprobs_mode="raw_logits", **settings
         )
         self.adapter = kvweave.load_model(folder, dtype=dtype, device="cpu")
         self.tokenizer, self._ends = self.adapter.tokenizer, end_tokens(self.adapter)
@@ -85,18 +65,18 @@ class Engines:
             )
             for _, body in zip(document, bodies, strict=True):
                 if number in chunks:
-                    self._generate(body, 1)
+                    self.vllm.generate(body)
                 number += 1
 
     def in_vllm(self, chunks: Sequence[str], question: str, recipe: str, ratio: float | None) -> Reply:
         """Ask vLLM with kvweave, with nothing in vLLM's own cache."""
         body = kvweave_vllm.request(self.tokenizer, chunks, question, recipe=recipe, ratio=ratio)
-        assert self.llm.reset_prefix_cache()
-        first = self._generate(body, 1, logprobs=-1)
+        self.vllm.forget()
+        first = self.vllm.generate(body, logprobs=-1)
         (found,) = first.logprobs
         logits = torch.empty(len(found))
         logits[list(found)] = torch.tensor([each.logprob for each in found.values()])
-        return Reply(logits, self._answer(self._generate(body, self._new_tokens).token_ids))
+        return Reply(logits, self._answer(self.vllm.generate(body, self._new_tokens).token_ids))
 
     def in_transformers(
         self, chunks: Sequence[str], question: str, recipe: str, ratio: float | None
@@ -112,27 +92,12 @@ class Engines:
 
     def close(self) -> None:
         """Close the store and end vLLM."""
-        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-
         self.store.close()
-        self.llm.llm_engine.engine_core.shutdown()
-        ensure_kv_transfer_shutdown()
+        self.vllm.close()
 
     def _answer(self, ids: Sequence[int]) -> tuple[int, ...]:
         end = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
         return tuple(ids[:end])
-
-    def _generate(self, body: dict[str, Any], tokens: int, **more: Any) -> Any:
-        from vllm import SamplingParams
-
-        extra = body["extra_body"]
-        prompt = {"prompt_token_ids": body["prompt"]}
-        if "cache_salt" in extra:
-            prompt["cache_salt"] = extra["cache_salt"]
-        asked = {"kv_transfer_params": extra["kv_transfer_params"]}
-        params = SamplingParams(max_tokens=tokens, temperature=0, extra_args=asked, **more)
-        (reply,) = self.llm.generate([prompt], [params], use_tqdm=False)
-        return reply.outputs[0]
 
 
 def compared(truth: Reply, other: Reply) -> dict[str, float]:
@@ -213,13 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows = measure(engines, corpus, args)
         finally:
             engines.close()
-    facts = asdict(current_environment(shlex.join(["integrations/vllm/quality.py", *sys.argv[1:]])))
-    settings = {name: value for name, value in vars(args).items() if name not in ("model", "out", "recipe")}
-    result = {**facts, "model": Path(args.model).name, **settings, "rows": rows}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    report("quality.py", args, {"rows": rows})
 
 
 if __name__ == "__main__":

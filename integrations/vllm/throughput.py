@@ -16,8 +16,6 @@ rates have saturated is spared higher ones. CPU offloading is not compared: vLLM
 """
 
 import argparse
-import json
-import os
 import random
 import shlex
 import sys
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import kvweave_vllm
-from kvweave_lab.bench.measurement import current_environment
+from in_process import report
 from kvweave_lab.bench.serving.client import Call, run_in_turn, run_open_loop
 from kvweave_lab.bench.serving.comparison import is_saturated
 from kvweave_lab.bench.serving.processes import ServerFailed, ServerProcess, free_port
@@ -238,15 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
-    settings = {name: value for name, value in vars(args).items() if name not in ("model", "out")}
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(args, Path(folder))
-    facts = asdict(current_environment(shlex.join(["integrations/vllm/throughput.py", *sys.argv[1:]])))
-    result = {**facts, "model": Path(args.model).name, "cpus": os.cpu_count(), **settings, **found}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+        report("throughput.py", args, measure(args, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -94,11 +94,12 @@ def load_s_per_byte(store: str) -> float:
 
 
 def measured_times(path: Path | None) -> dict[str, float]:
-    """Return medians of a file that integrations/vllm/measure.py wrote; MEASURED_S without a file."""
+    """Return medians of a file that integrations/vllm/ttft.py wrote; MEASURED_S without a file."""
     if path is None:
         return dict(MEASURED_S)
-    seconds = json.loads(path.read_text(encoding="utf-8"))["seconds"][str(CONTEXT_TOKENS)]
-    return {way: statistics.median(seconds[way]) for way in MEASURED_S}
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    medians = {row["way"]: row["quartiles"][1] for row in rows if row["tokens"] == CONTEXT_TOKENS}
+    return {way: medians[way] for way in MEASURED_S}
 
 
 @dataclass(frozen=True)
@@ -380,7 +381,7 @@ def main() -> None:
     )
     parser.add_argument("--requests-per-replica", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--times", type=Path, help="JSON that integrations/vllm/measure.py wrote")
+    parser.add_argument("--times", type=Path, help="JSON that integrations/vllm/ttft.py wrote")
     args = parser.parse_args()
     write_result(rounded({**result(args), **environment(command_of(args))}), args.output)
 
