@@ -83,7 +83,7 @@ def generate(
         max_new_tokens: at least 1.
         kv: keep the KV in a file and read what a token attends to; `Decoded.decoding` then says what was read. Given to
             `prefill` instead, it saves memory there too.
-        settings: temperature, nucleus and seed; greedy by default. The other settings are not read.
+        settings: temperature, nucleus, seed and fallback_margin; greedy by default. The other settings are not read.
 
     Raises InvalidRequest for impossible values, StoreError and StoreFull if the file fails; the file is deleted.
     """
@@ -102,6 +102,7 @@ def generate(
         kv=kv,
         question_tokens=prompt.spans[-1].tokens,
         form=prompt.reply,
+        stale=result.plan.stale,
     ):
         pass
     return decoded

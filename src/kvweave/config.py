@@ -204,6 +204,8 @@ class GenerationConfig:
         seed: Seed of sampling.
         prompt_lookup_tokens: Most draft tokens copied from the prompt and checked in one pass, in greedy decoding; 0 turns
             it off.
+        fallback_margin: In greedy decoding after reused chunks, compute the prompt in full, once, before the first token whose logit
+            leads by less than this, and go on exactly; 0 never does. Needs all KV in memory.
         think: Let a reasoning model think before it answers; its thoughts are not part of the answer. Models whose chat
             template has no switch think, or do not, whatever this says.
     """
@@ -213,6 +215,7 @@ class GenerationConfig:
     top_p: float = 1.0
     seed: int | None = None
     prompt_lookup_tokens: int = 31
+    fallback_margin: float = 0.0
     think: bool = False
 
 
@@ -467,6 +470,7 @@ _BOUNDS: Final[Mapping[str, Bound]] = {
     "top_p": (lambda value: 0 < value <= 1, "it must be in (0, 1]"),
     "seed": (lambda value: 0 <= value < 2**63, "it must be between 0 and 2^63"),
     "prompt_lookup_tokens": (lambda value: value >= 0, "it cannot be negative (0: none are looked up)"),
+    "fallback_margin": (lambda value: 0 <= value < _MOST, "it cannot be negative (0: never)"),
     "kv_budget": (
         lambda value: 0 < value <= 1 or (1 < value < _MOST and value == int(value)),
         "it is a share in (0, 1] or a whole number of entries",

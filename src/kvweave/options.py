@@ -106,9 +106,11 @@ class AskOptions:
         names = ("recipe", "ratio", "coverage", "top_k", "drop_chunks", "auxiliary", "kv_budget")
         values = {name: getattr(self, name) for name in names}
         values["max_new_tokens"] = self.generation.max_new_tokens
-        # Keys without these two were stored before there was a choice.
+        # Keys without these were stored before there was a choice.
         if self.generation.think:
             values["think"] = True
+        if self.generation.fallback_margin:
+            values["fallback_margin"] = self.generation.fallback_margin
         if self.reranker is not None:
             values["reranker"] = self.reranker
         return json.dumps(values, sort_keys=True)
@@ -118,7 +120,9 @@ class AskOptions:
         """Return the options that a `cache_key` names."""
         values = json.loads(key)
         generation = GenerationConfig(
-            max_new_tokens=values.pop("max_new_tokens"), think=values.pop("think", False)
+            max_new_tokens=values.pop("max_new_tokens"),
+            fallback_margin=values.pop("fallback_margin", 0.0),
+            think=values.pop("think", False),
         )
         return AskOptions(**values, generation=generation)
 

@@ -71,6 +71,8 @@ class Plan:
         cache_hit: the cached answer that was used; None if the answer was computed.
         auto: why `auto` selected this recipe; empty if a recipe was named.
         without_vector: number of chunks without a vector yet, which only their words can find.
+        fallback_at: number of the answer's tokens before which the prompt was computed in full, since the next one was open
+            (setting `fallback_margin`); None if it was not. The other figures are those of the first token.
     """
 
     recipe: str
@@ -80,6 +82,12 @@ class Plan:
     cache_hit: AnswerCacheHit | None = None
     auto: str = ""
     without_vector: int = 0
+    fallback_at: int | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether some KV was found that had been computed in another context."""
+        return any(span.origin == "reused" for span in self.spans)
 
     @property
     def prompt_tokens(self) -> int:

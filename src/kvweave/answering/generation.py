@@ -51,6 +51,7 @@ class Decoded:
         thinking: whether it ended inside the thoughts, so that there is no answer.
         piece_tokens: the tokens that came with the last piece of text, if log probabilities were asked for.
         counted_tokens: how many tokens vLLM has generated, if it answered.
+        fallback_at: how many tokens were chosen before the prompt was computed in full; None if it was not.
     """
 
     text: str = ""
@@ -63,6 +64,7 @@ class Decoded:
     thinking: bool = False
     piece_tokens: tuple[TokenLogprob, ...] = ()
     counted_tokens: int | None = None
+    fallback_at: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -93,6 +95,7 @@ def generate(
     question_tokens: int = 1,
     drafts: Sequence[Sequence[int]] = (),
     form: ReplyFormat = _ANY_FORMAT,
+    stale: bool = False,
 ) -> Generator[str, None, None]:
     """Yield the answer piece by piece, from the prompt's last logits (1, vocab) on.
 
@@ -106,6 +109,7 @@ def generate(
         drafts: token ids that the reply may consist of. Greedy decoding in memory verifies them, and quotes of the
             prompt, many in one pass; see `SpeculativeDecoder`.
         form: how the reply is read, `TokenizedPrompt.reply`; by default, it ends only where the model ends it.
+        stale: whether some of the prompt's KV was computed in another context, so that `settings.fallback_margin` applies.
 
     Raises:
         ModelError: the model gave logits of NaN.
@@ -119,6 +123,8 @@ def generate(
             drafter = PromptLookupDrafter(prompt_ids, drafts, settings.prompt_lookup_tokens)
             source = SpeculativeDecoder(adapter, state, len(prompt_ids), max_new_tokens, drafter)
         reply = _Reply(adapter, source, prompt_ids, settings, max_new_tokens, form)
+        if stale and state.in_memory and settings.temperature == 0:
+            reply.fallback_margin = settings.fallback_margin
         try:
             yield from _pieces(reply, _choosing(reply, logits), decoded)
         finally:
@@ -145,6 +151,7 @@ def generate_all(
         decoded,
         drafts=drafts,
         form=prompt.reply,
+        stale=result.plan.stale,
     ):
         pass
     return decoded
@@ -215,6 +222,7 @@ def _choosing(reply: "_Reply", logits: Tensor) -> Callable[[], bool]:
 
     def take() -> bool:
         nonlocal logits
+        logits = reply.certain(logits)
         taken = reply.take(logits)
         if taken and reply.unfinished:
             logits = reply.advance()
@@ -255,6 +263,8 @@ class _Reply:
     ) -> None:
         self.ids: list[int] = []
         self.state = state
+        self.fallback_margin = 0.0
+        self.fallback_at: int | None = None
         self._finished: FinishReason | None = None
         self._ended: ReplyText | None = None  # what the reply says, where its text has ended it
         self._adapter, self._prompt_ids, self._most = adapter, prompt_ids, most
@@ -264,6 +274,17 @@ class _Reply:
         self._reader = ReplyReader(adapter.tokenizer, form, stops)
         self._recorder = None if logprobs is None else LogprobRecorder(adapter.tokenizer, logprobs)
         self._handed_out = 0  # tokens that `new_tokens` has returned
+
+    def certain(self, logits: Tensor) -> Tensor:
+        """Return the next token's logits (1, vocab): these, or full attention's where these are the first that leave it open."""
+        if self.fallback_margin <= 0 or self.fallback_at is not None or not self.unfinished:
+            return logits
+        first, second = logits[0].topk(2).values.tolist()
+        if first - second >= self.fallback_margin:
+            return logits
+        assert isinstance(self.state, DecodeState | SpeculativeDecoder)
+        self.fallback_at = len(self.ids)
+        return self.state.recompute([*self._prompt_ids, *self.ids])
 
     def take(self, logits: Tensor) -> bool:
         """Choose the next token; return False, and choose none, where the reply ends."""
@@ -305,7 +326,7 @@ class _Reply:
         read = self._ended or self._reader.read(self.ids, stopped=stopped)
         decoded.text, decoded.reasoning, decoded.thinking = read.answer, read.thoughts, read.thinking
         decoded.ids, decoded.finish_reason = self.ids, self._finished or "length"
-        decoded.decoding = self.state.cost
+        decoded.decoding, decoded.fallback_at = self.state.cost, self.fallback_at
         if isinstance(self.state, SpeculativeDecoder):
             decoded.accepted_draft_tokens = self.state.accepted_draft_tokens
         return read

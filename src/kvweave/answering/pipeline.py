@@ -25,6 +25,7 @@ from kvweave.answering.generation import (
 from kvweave.answering.kb_question import Asked
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader
+from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
@@ -44,8 +45,15 @@ Prefilled = PrefillResult | SnapshotResult | RemoteAnswer
 
 def check_supported(model: AnyModel, asked: Asked) -> None:
     """Raise UnsupportedModel if what is asked needs more than a model gives that runs elsewhere, or continues exact prefixes alone."""
+    fallback = asked.options.generation.fallback_margin > 0
+    if fallback and asked.kv is not None:
+        raise InvalidRequest(
+            "fallback_margin needs all KV in memory; set it to 0, or leave out kv_budget and resident_bytes"
+        )
     if isinstance(model, Adapter):
         return
+    if fallback:
+        fused(model, "a fallback to full prefill (fallback_margin)")
     if isinstance(model, RemoteModel):
         model.check_recipe(asked.recipe)
     elif not uses_exact_prefixes_alone(asked.recipe):
@@ -111,7 +119,12 @@ def respond(model: AnyModel, store: KVStore, asked: Asked) -> Events:
     whole = Answer(
         decoded.text.strip(),
         asked.sources,
-        replace(result.plan, auto=options.auto, without_vector=asked.without_vector),
+        replace(
+            result.plan,
+            auto=options.auto,
+            without_vector=asked.without_vector,
+            fallback_at=decoded.fallback_at,
+        ),
         timing,
         decoded.decoding,
         decoded.reasoning,
@@ -172,6 +185,7 @@ def _generate(
         decoded,
         drafts=drafts,
         form=prompt.reply,
+        stale=result.plan.stale,
     )
 
 

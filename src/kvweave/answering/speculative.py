@@ -137,6 +137,11 @@ class SpeculativeDecoder:
         self._logits = self._adapter.verify_draft(self._state.kv_cache, self._verified)
         return self._logits[0][None]
 
+    def recompute(self, token_ids: Sequence[int]) -> Tensor:
+        """As `DecodeState.recompute`; the present draft is dropped."""
+        self._logits = None
+        return self._state.recompute(token_ids)
+
     @property
     def cost(self) -> DecodeStats | None:
         """As `DecodeState.cost`."""

@@ -90,6 +90,10 @@ def _print_plan(answer: Answer) -> None:
         say(f"auto is {plan.auto}")
     if plan.without_vector:
         say(f"{plan.without_vector} chunks have no vector yet: words alone could find them")
+    if plan.fallback_at is not None:
+        say(
+            f"the prompt was computed in full before token {plan.fallback_at + 1} of the answer, which was open"
+        )
     table = Table("span", "tokens", "from", "recomputed", "why", box=None, header_style="bold")
     for span in plan.spans:
         name = f"chunk {span.chunk + 1}" if span.kind == "chunk" else span.kind

@@ -226,6 +226,10 @@ class DecodeState:
         if self._kv is not None:
             self._offloaded, logits = prefill_offloaded(self._adapter, token_ids, self._kv)
             return logits
+        return self.recompute(token_ids)
+
+    def recompute(self, token_ids: Sequence[int]) -> Tensor:
+        """Compute all of `token_ids` in memory with full attention; return the logits (1, vocab) after them."""
         self.kv_cache = self._adapter.new_cache(len(token_ids))
         every_row = self._adapter.rows(torch.arange(len(token_ids)))
         return self._adapter.compute(self.kv_cache, token_ids, every_row)

@@ -50,12 +50,14 @@ class _Forced(NamedTuple):
         common: these tokens.
         kl: KL(full attention ‖ candidate) per token of full attention's answer and its end.
         agreed: share of these tokens that the candidate chooses too, each after full attention's before it.
+        margins: how far the candidate's likeliest token is before the next one, in nats, at each common token and the one after.
     """
 
     start: tuple[FusedCache, Sequence[int], Tensor]
     common: tuple[int, ...]
     kl: float
     agreed: float
+    margins: tuple[float, ...]
 
 
 class _Measured(NamedTuple):
@@ -348,11 +350,13 @@ def _forced(adapter: Adapter, result: PrefillResult, prompt: TokenizedPrompt, re
     result.kv_cache.truncate_appended(prompt.tokens + common)
     last = min(common, len(logits) - 1)
     after = logits[last : last + 1].clone()  # not the rest of the logits
+    likeliest = logits[: last + 1].float().topk(2).values
     return _Forced(
         (result.kv_cache, prompt.token_ids, after),
         tuple(ids[:common]),
         kl_divergence(reply.logits, logits) / len(logits),
         float((reply.logits.argmax(-1) == logits.argmax(-1)).double().mean()),
+        tuple(round(each, 4) for each in (likeliest[:, 0] - likeliest[:, 1]).tolist()),
     )
 
 
@@ -415,6 +419,7 @@ def _answered(
         "answer": text,
         "answer_kl": forced.kl if forced is not None else 0.0,
         "agreed": forced.agreed if forced is not None else 1.0,
+        "margins": forced.margins if forced is not None else (),
         "answer_tokens": reply.tokens,
         "same_tokens": same_tokens,
         "same_answer": same_tokens == reply.tokens == full.tokens

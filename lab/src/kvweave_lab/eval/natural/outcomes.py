@@ -49,6 +49,8 @@ class NaturalOutcome:
         answer_kl: KL(full attention ‖ recipe) per token of full attention's own answer and its end, in nats; None without a text.
         agreed: share of that answer's tokens and end that the recipe chooses too, each after full attention's before it; None
             without a text.
+        margins: how far the likeliest token is before the next one, in nats, at each token that is full attention's, and at the
+            first that is not or the end; empty for full attention itself and without a text.
         answer_tokens: tokens of the generated answer; None without a text.
         same_tokens: how many of them are full attention's, up to the first that differs; None without a text.
         same_answer: whether all tokens and the end are full attention's; None without a text.
@@ -76,6 +78,7 @@ class NaturalOutcome:
     contains: float | None = None
     answer_kl: float | None = None
     agreed: float | None = None
+    margins: tuple[float, ...] = ()
     answer_tokens: int | None = None
     same_tokens: int | None = None
     same_answer: bool | None = None
@@ -104,5 +107,5 @@ class NaturalLog(ResultsLog[OutcomeKey, NaturalOutcome]):
             file="natural.jsonl",
             version=VERSION,
             key=lambda outcome: (outcome.prompt, outcome.label),
-            parse=lambda content: NaturalOutcome(**content),
+            parse=lambda content: NaturalOutcome(**{**content, "margins": tuple(content.get("margins", ()))}),
         )
