@@ -36,6 +36,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
         "calibration": "\n\n".join(_calibration(found[name]) for name in CALIBRATIONS),
+        "fallback": "\n\n".join(_fallbacks(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
         "kept": "\n\n".join(_kept_by_model(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
     }
 
@@ -264,6 +265,47 @@ def _kept_by_model(model: str, runs: Sequence[Result]) -> str:
         ]
     commands = [run["about"]["command"] for run in runs]
     return "\n".join([*lines, *folded(list(dict.fromkeys(commands)), _about(runs[-1]["about"]))])
+
+
+def _fallbacks(model: str, runs: Sequence[Result]) -> str:
+    lines = []
+    for run in runs:
+        rows = [each for each in run.get("fallbacks", ()) if fnmatch(each["recipe"], "*weave-shifted")]
+        if rows:
+            lines += [
+                f"**{model}**, contexts of {rows[0]['context_tokens']:,} tokens, {rows[0]['prompts']} prompts:",
+                "",
+                *table(
+                    (
+                        "recipe",
+                        "ratio",
+                        "margin",
+                        "answers the same",
+                        "fell back",
+                        "time",
+                        "prefill and fallback",
+                    ),
+                    [_fallback_row(each) for each in rows],
+                ),
+                "",
+            ]
+    return "\n".join(lines).strip()
+
+
+def _fallback_row(row: Result) -> tuple[str, ...]:
+    def cell(name: str, form: str) -> str:
+        low, high = row[f"{name}_interval"]
+        return f"{row[name]:{form}} ({low:{form}}–{high:{form}})"
+
+    return (
+        row["recipe"],
+        f"{row['ratio']:g}",
+        f"{row['margin']:g}",
+        cell("same_answer", ".0%"),
+        cell("fell_back", ".0%"),
+        cell("time", ".2f"),
+        cell("prefill", ".2f"),
+    )
 
 
 def _kept_row(row: Result) -> tuple[str, ...]:

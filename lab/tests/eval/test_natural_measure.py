@@ -13,6 +13,7 @@ from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import tiny_adapter
+from kvweave_lab.eval.natural.fallback import MARGINS, fallbacks
 from kvweave_lab.eval.natural.measure import NaturalRunner, reference_ids
 from kvweave_lab.eval.natural.outcomes import (
     FULL_LABEL,
@@ -403,3 +404,38 @@ def test_recovery_and_gap_are_ratios_of_means():
     assert compared.nll.low == pytest.approx(0.25)  # paired: how hard the prompts are does not count
     assert compared.kl.value == pytest.approx(0.1)
     assert compared.f1.value == pytest.approx(-0.25)
+
+
+def test_a_fallback_keeps_answers_whose_first_wrong_token_is_not_before_the_first_open_one():
+    def weave(prompt, same, *margins):
+        times = {"ttft_s": 1.0, "full_ttft_s": 4.0}
+        return outcome(prompt, "weave", 0.1, 1.0, 0.1, same_answer=same, margins=margins, **times)
+
+    rows = [
+        weave("a", True, 3.0, 0.6, 5.0),
+        weave("b", False, 3.0, 0.1),  # another token, which hardly leads
+        weave("c", False, 0.3, 3.0),  # another token, which leads, after one that hardly does
+        weave("d", False, 3.0),  # another first token, which leads
+        outcome("a", "full", 1.0, 1.0, 0.0, same_answer=True),
+    ]
+    found = {each.margin: each for each in fallbacks(rows)}
+    assert set(found) == set(MARGINS)
+    assert {margin: each.same_answer.value for margin, each in found.items()} == {
+        0.25: 0.5,
+        0.5: 0.75,
+        1.0: 0.75,
+        2.0: 0.75,
+    }
+    assert [found[margin].fell_back.value for margin in (0.25, 0.5, 1.0)] == [0.25, 0.5, 0.75]
+    assert [found[margin].time.value for margin in (0.25, 0.5)] == [4 / 16, (4 + 4) / 16]
+    assert found[0.5].prefill.value == pytest.approx((4 + 8) / 16)
+
+
+def test_margins_are_those_of_the_tokens_before_the_first_wrong_one_and_of_this_one(adapter, runner, prompt):
+    full_again = Candidate(recipe_named("cacheblend"), 1.0)
+    done = outcomes(runner, prompt, REUSE, full_again)
+    reuse, whole = done[REUSE.label], done[full_again.label]
+    assert len(reuse.margins) == min(reuse.same_tokens + 1, 8)  # of at most 8 tokens
+    assert min(reuse.margins) >= 0
+    first, second = plain_logits(adapter, prompt.tokens, (0,))[0].topk(2).values.tolist()
+    assert whole.margins[0] == pytest.approx(first - second, abs=1e-3)

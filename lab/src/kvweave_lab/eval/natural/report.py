@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from kvweave_lab.eval.natural.fallback import Fallback
 from kvweave_lab.eval.natural.outcomes import NO_CONTEXT
 from kvweave_lab.eval.natural.retrieval import DEPTHS, NEIGHBOURS, RetrievalFigures
 from kvweave_lab.eval.natural.rows import Comparison, Row, gap
@@ -31,6 +32,7 @@ def content(done: NaturalResult, about: dict[str, Any]) -> dict[str, Any]:
         "rows": [flatten(row) for row in done.rows],
         "subsets": {name: [flatten(row) for row in rows] for name, rows in done.subsets.items()},
         "comparisons": [flatten(each) for each in done.comparisons],
+        "fallbacks": [flatten(each) for each in done.fallbacks],
     }
 
 
@@ -55,6 +57,8 @@ def tables(done: NaturalResult) -> Iterator[Table]:
         )
     if done.comparisons:
         yield _comparison_table(done.comparisons)
+    if done.fallbacks:
+        yield _fallback_table(done.fallbacks)
 
 
 def retrieval_tables(figures: RetrievalFigures) -> Iterator[Table]:
@@ -184,6 +188,22 @@ def _comparison_table(found: Sequence[Comparison]) -> Table:
             _budget(each.ratio, each.coverage),
             _interval(each.nll, 3),
             _interval(each.kl, 4),
+        )
+    return table
+
+
+def _fallback_table(found: Sequence[Fallback]) -> Table:
+    columns = ("recipe", "context", "budget", "margin", "same", "fell back", "time", "prefill")
+    caption = (
+        "margin: a token that leads by less calls for full prefill, once · same: answers that are full attention's · time: to"
+        " the first token · prefill: and what falling back took; full attention's is 1"
+    )
+    table = text_table(columns, names=1, title="With a fallback to full prefill", caption=caption)
+    for each in found:
+        shares = (each.same_answer, each.fell_back, each.time, each.prefill)
+        budget = _budget(each.ratio, each.coverage)
+        table.add_row(
+            escape(each.recipe), f"{each.context_tokens:,}", budget, f"{each.margin:g}", *map(_text, shares)
         )
     return table
 

@@ -20,6 +20,7 @@ from kvweave.recipes.names import UNCALIBRATED
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.grid import SUITES, candidates_of, selectors
 from kvweave_lab.eval.natural.distractors import PAGES, installed_pages
+from kvweave_lab.eval.natural.fallback import Fallback, fallbacks
 from kvweave_lab.eval.natural.library import Library, configuration, open_library
 from kvweave_lab.eval.natural.measure import NaturalRunner
 from kvweave_lab.eval.natural.offline_cost import CHUNKS, OfflineCost, measure_costs
@@ -116,6 +117,7 @@ class NaturalResult:
         rows: over all prompts.
         subsets: the same over the prompts whose context holds all evidence, and over those of each kind.
         comparisons: over all prompts.
+        fallbacks: over all prompts; empty without answers.
         left_out: prompts that are too long for the model.
         minutes: that all outcomes took, without preparations.
         preparation_minutes: that this run took to prepare chunks and to read what earlier ones had prepared.
@@ -125,6 +127,7 @@ class NaturalResult:
     rows: tuple[Row, ...] = ()
     subsets: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
     left_out: int = 0
     minutes: float = 0.0
     preparation_minutes: float = 0.0
@@ -205,6 +208,7 @@ class NaturalBenchmark:
             tuple(rows),
             {name: tuple(summary_rows(own, costs)) for name, own in _subsets(outcomes).items()},
             tuple(comparisons(outcomes, rows, request.against)),
+            tuple(fallbacks(outcomes)),
             left_out,
             sum(outcome.took_s for outcome in outcomes) / 60,
             runner.prepared_s / 60,
