@@ -46,6 +46,8 @@ from targets import evaluation_targets
 from ttft_page import FILES as TTFT_FILES
 from ttft_page import parts as ttft_parts
 from user_tables import kept_of_full_prefill, recipe_scores
+from vllm_page import FILES as VLLM_FILES
+from vllm_page import parts as vllm_parts
 
 from kvweave.recipes.methods import METHODS
 from kvweave.recipes.names import UNCALIBRATED
@@ -223,6 +225,9 @@ def main() -> None:
         ),
         docs / "serving.md": with_parts(
             docs / "serving.md", **serving_parts({name: results(name) for name in SERVING_FILES})
+        ),
+        docs / "vllm.md": with_parts(
+            docs / "vllm.md", **vllm_parts({name: results(name) for name in VLLM_FILES})
         ),
         docs / "personas.md": with_parts(
             docs / "personas.md",

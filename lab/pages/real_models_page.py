@@ -36,7 +36,8 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
         "calibration": "\n\n".join(_calibration(found[name]) for name in CALIBRATIONS),
-        "fallback": "\n\n".join(_fallbacks(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
+        "fallback": "\n\n".join(filter(None, (_fallbacks(*each) for each in kept_runs(found).items())))
+        or NOT_MEASURED,
         "kept": "\n\n".join(_kept_by_model(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
     }
 
