@@ -11,6 +11,8 @@ from kvweave_lab.bench.start_trace import OWN_CODE
 from kvweave_lab.real_models import MODELS
 
 CALIBRATIONS = tuple(f"calibration_{name}.json" for name in MODELS)
+FALLBACKS = tuple(f"fallback_{name}.json" for name in MODELS)
+"""`about` and `fallbacks` of a natural.json."""
 FILES = (
     "start.json",
     "first_question.json",
@@ -19,6 +21,7 @@ FILES = (
     "ttft_gpu.json",
     "last_window.json",
     *CALIBRATIONS,
+    *FALLBACKS,
 )
 KEPT = "kept_*.json"
 """Evaluations by budget, kept_MODEL_LENGTH.json: copies of natural.json."""
@@ -36,8 +39,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "ttft-gpu": _ttft(found["ttft_gpu.json"]),
         "last-window": _last_window(found["last_window.json"]),
         "calibration": "\n\n".join(_calibration(found[name]) for name in CALIBRATIONS),
-        "fallback": "\n\n".join(filter(None, (_fallbacks(*each) for each in kept_runs(found).items())))
-        or NOT_MEASURED,
+        "fallback": "\n\n".join(_fallbacks(found[name]) for name in FALLBACKS),
         "kept": "\n\n".join(_kept_by_model(*each) for each in kept_runs(found).items()) or NOT_MEASURED,
     }
 
@@ -268,29 +270,20 @@ def _kept_by_model(model: str, runs: Sequence[Result]) -> str:
     return "\n".join([*lines, *folded(list(dict.fromkeys(commands)), _about(runs[-1]["about"]))])
 
 
-def _fallbacks(model: str, runs: Sequence[Result]) -> str:
-    lines = []
-    for run in runs:
-        rows = [each for each in run.get("fallbacks", ()) if fnmatch(each["recipe"], "*weave-shifted")]
-        if rows:
-            lines += [
-                f"**{model}**, contexts of {rows[0]['context_tokens']:,} tokens, {rows[0]['prompts']} prompts:",
-                "",
-                *table(
-                    (
-                        "recipe",
-                        "ratio",
-                        "margin",
-                        "answers the same",
-                        "fell back",
-                        "time",
-                        "prefill and fallback",
-                    ),
-                    [_fallback_row(each) for each in rows],
-                ),
-                "",
-            ]
-    return "\n".join(lines).strip()
+@if_measured
+def _fallbacks(measured: Result) -> str:
+    about, rows = measured["about"], measured["fallbacks"]
+    lines = [
+        f"**{about['model']}**, {about['dtype']}, contexts of {rows[0]['context_tokens']:,} tokens in chunks of at most "
+        f"{about['chunk_tokens']}, {rows[0]['prompts']} prompts:",
+        "",
+        *table(
+            ("recipe", "ratio", "margin", "answers the same", "fell back", "time", "prefill and fallback"),
+            [_fallback_row(each) for each in rows],
+        ),
+        "",
+    ]
+    return "\n".join([*lines, *folded([about["command"]], _about(about))])
 
 
 def _fallback_row(row: Result) -> tuple[str, ...]:
