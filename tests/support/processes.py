@@ -215,8 +215,6 @@ def _run(words: list[str], environment: dict[str, str], folder: str, *pipes: Con
         os.dup2(pipe.fileno(), number)
         pipe.close()
     sys.stdin = os.fdopen(0, closefd=False)
-    if encoding := environment.get("PYTHONIOENCODING"):  # the interpreter reads it when it starts
-        sys.stdout.reconfigure(encoding=encoding)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
