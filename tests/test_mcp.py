@@ -3,26 +3,22 @@
 import asyncio
 import json
 import re
-import shutil
 import sys
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from subprocess import DEVNULL
 
 import anyio
 import httpx2
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 
-import kvweave
 from kvweave.cancellation import check_cancelled
 from kvweave.config import read_config
 from kvweave.results import Answer, Plan, Source, Timing
-from kvweave.samples import DOCUMENTS
 from kvweave.server.mcp.sources import HomeSource
 from kvweave.server.mcp.tools import mcp_server
 from kvweave.server.mcp.transports import is_loopback
@@ -30,43 +26,24 @@ from support.processes import Program
 from support.scripted_server import DONE, event, reply, serving, settings, stream
 
 GLORRIC = "What is the password of Glorric?"
+SENDBEL = "What is the password of Sendbel?"
 TOOLS = {"list_knowledge_bases", "list_documents", "search_passages", "answer"}
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """The sample documents and a home in which they are indexed, made once for all tests here."""
-    folder = tmp_path_factory.mktemp("mcp")
-    documents = folder / "documents"
-    documents.mkdir()
-    for name in ("passwords.md", "badges.txt", "supper.md"):
-        shutil.copy(DOCUMENTS / name, documents)
-    with kvweave.open("default", home=folder / "home", chunk_tokens=48) as base:
-        base.add(documents)
-    return folder
+@pytest.fixture
+def documents(indexed_once):
+    return indexed_once / "documents"
 
 
 @pytest.fixture
-def documents(indexed):
-    return indexed / "documents"
-
-
-@pytest.fixture
-def home(environment, indexed):
-    """A test's own copy of the home."""
-    return Path(shutil.copytree(indexed / "home", environment["KVWEAVE_HOME"]))
-
-
-def over_stdio(environment, *words):
-    """The official client's way to a `kvweave mcp` that it starts."""
-    return StdioServerParameters(
-        command=sys.executable, args=["-m", "kvweave", "mcp", *words], env=environment, cwd=str(Path.cwd())
-    )
+def home(indexed_home):
+    """A test's own copy of a home in which the documents are indexed."""
+    return indexed_home
 
 
 @asynccontextmanager
-async def forked_over_stdio(environment, *words):
-    """The same to one that is forked, so that it need not import everything again."""
+async def over_stdio(environment, *words):
+    """The official client's way to a `kvweave mcp`; it is forked, so that it need not import everything again."""
     with Program(["-m", "kvweave", "mcp", *words], environment, stderr=DEVNULL) as process:
         async with stdio_server(anyio.wrap_file(process.stdout), anyio.wrap_file(process.stdin)) as streams:
             try:
@@ -169,21 +146,23 @@ def test_all_tools_over_stdio(home, environment, documents):
     run(over_stdio(environment), lambda client: everything(client, documents))
 
 
-def test_all_tools_over_http(home, environment, documents):
-    with listening(environment) as url:
-        run(url, lambda client: everything(client, documents))
-
-
-def test_several_clients_ask_at_once_over_http(home, environment):
+def test_over_http_all_tools_work_for_several_clients_at_once_and_no_page_of_another_origin(
+    home, environment, documents
+):
     async def ask(url):
         async with Client(url, read_timeout_seconds=120) as client:
-            return await result(client, "answer", question=GLORRIC)
+            return await result(client, "answer", question=SENDBEL)
 
     async def ask_all(url):
         return await asyncio.gather(*(ask(url) for _ in range(4)))
 
-    with listening(environment) as url:
-        assert [each["answer"] for each in asyncio.run(ask_all(url))] == ["walnut"] * 4
+    refusals = "WARNING: Invalid Host header.*\nWARNING: Invalid Origin header.*\n"
+    with listening(environment, errors=refusals) as url:
+        run(url, lambda client: everything(client, documents))
+        assert [each["answer"] for each in asyncio.run(ask_all(url))] == ["lantern"] * 4
+        for header in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            refused = httpx2.post(url, headers={"Content-Type": "application/json", **header}, content="{}")
+            assert refused.status_code in (403, 421)
 
 
 def test_standard_output_carries_the_protocol_alone(home, environment):
@@ -304,7 +283,7 @@ def test_a_running_server_of_the_home_is_used(home, environment):
         assert (await result(client, "answer", question=GLORRIC))["answer"] == "walnut"  # the server is gone
 
     with serving(replies, home) as server:
-        run(forked_over_stdio(environment), work)
+        run(over_stdio(environment), work)
     asked = [body for name, _, body in server.requests if name.endswith("/ask")]
     assert asked == [
         {"question": GLORRIC, "stream": True, "top_k": 2},
@@ -334,15 +313,6 @@ def test_http_elsewhere_than_loopback_needs_a_key(environment, command):
     failed = command("mcp", "--http", "--host", "0.0.0.0", "--port", "0", code=1)
     assert "0.0.0.0 can be reached from other machines: set KVWEAVE_API_KEY" in failed.stderr
     assert "other machines" in command("mcp", "--http", "--host", "example.org", code=1).stderr
-
-
-def test_a_page_of_another_origin_is_refused_on_loopback(home, environment):
-    with listening(
-        environment, errors="WARNING: Invalid Host header.*\nWARNING: Invalid Origin header.*\n"
-    ) as url:
-        for header in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-            refused = httpx2.post(url, headers={"Content-Type": "application/json", **header}, content="{}")
-            assert refused.status_code in (403, 421)
 
 
 def test_a_taken_port_is_one_line(environment, command):

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import kvweave
-from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, TOP_K
+from kvweave.samples import CHUNK_TOKENS, TOP_K
+from kvweave.samples import DOCUMENTS as FOLDER
 from kvweave.types import TokenizedPrompt
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(kvweave.__file__).parent
+DOCUMENTS = [FOLDER / name for name in ("passwords.md", "badges.txt", "supper.md")]
 QUESTION = "What is the password of Glorric?"
 ASKED_BEFORE = "What is the password of Fribble?"
 RATIO = 0.1234567
@@ -86,7 +88,7 @@ def traces(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     found = {}
     with kvweave.open(home=home, chunk_tokens=CHUNK_TOKENS, top_k=TOP_K) as base:
-        base.add(DOCUMENTS)
+        base.add(*DOCUMENTS)
         base.ask(ASKED_BEFORE)
         found["default"] = _traced(base)
         for recipe in ("reuse", "weave"):
@@ -171,7 +173,7 @@ def _traced(base, **call):
 def carriers(tmp_path_factory):
     """The classes that carry a question which the answer cache has looked up, with the default recipe."""
     with kvweave.open(home=tmp_path_factory.mktemp("home"), chunk_tokens=CHUNK_TOKENS, top_k=TOP_K) as base:
-        base.add(DOCUMENTS)
+        base.add(*DOCUMENTS)
         base.ask(ASKED_BEFORE)
         with Carriers(type(base.adapter.model).forward.__wrapped__.__code__) as found:
             assert base.ask(QUESTION, ratio=RATIO).plan.cache_hit is None

@@ -83,9 +83,9 @@ INSTALLED_ALONE = """
 import contextlib, importlib.metadata, importlib.util, io, json, os, runpy, sys, sysconfig
 product, libraries, *given = sys.argv[1:]
 installed, standard = sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("stdlib")
-for name, module in list(sys.modules.items()):  # of what the forking process has imported, what is not required
+for name, module in list(sys.modules.items()):  # of what the forking process has imported, what is not required, and kvweave
     file = getattr(module, "__file__", None) or ""
-    if file.startswith(installed) and not os.path.exists(os.path.join(libraries, file[len(installed):])):
+    if name.partition(".")[0] == "kvweave" or file.startswith(installed) and not os.path.exists(os.path.join(libraries, file[len(installed):])):
         del sys.modules[name]
 sys.path[:] = [product, libraries, standard, os.path.join(standard, "lib-dynload")]
 sys.path_importer_cache.clear()

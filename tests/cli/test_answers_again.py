@@ -31,8 +31,7 @@ def test_a_repeated_question_reports_that_its_answer_is_cached(command, document
     assert changed["plan"]["cache_hit"] is None
 
 
-def test_an_answer_of_another_question_is_rejected(command, documents):
-    command("add", documents, "--quiet")
+def test_an_answer_of_another_question_is_rejected(command, indexed_home):
     command("ask", GLORRIC)
     refused = " ".join(command("cache", "reject", AGAIN, code=1).stderr.split())
     assert "got no answer of another question" in refused
@@ -43,8 +42,7 @@ def test_an_answer_of_another_question_is_rejected(command, documents):
     assert "0 as the model judged, 1 rejected" in " ".join(command("cache", "stats").stdout.split())
 
 
-def test_one_line_says_what_was_reused_and_what_was_computed(command, documents):
-    command("add", documents, "--quiet")
+def test_one_line_says_what_was_reused_and_what_was_computed(command, indexed_home):
     line = r"(\d+)% of (\d+) prompt tokens reused, (\d+) computed; first token after"
     found = re.search(line, command("ask", GLORRIC, "--top-k", "1").stdout)
     share, tokens, computed = map(int, found.groups())
@@ -64,13 +62,12 @@ print(*sorted({"torch", "transformers", "lancedb"} & sys.modules.keys()), file=s
 
 
 @pytest.mark.parametrize("recipe", [(), ("--recipe", "following-exact+prophetkv", "--ratio", "0.3")])
-def test_a_question_asked_again_is_answered_without_the_code_that_runs_models(command, documents, recipe):
+def test_a_question_asked_again_is_answered_without_the_code_that_runs_models(command, indexed_home, recipe):
     def ask_in_a_new_process(question):
         words = [sys.executable, "-c", ASK_AND_LIST_IMPORTS, "ask", question, *recipe]
         done = subprocess.run(words, env=command.environment, capture_output=True, text=True, check=True)
         return done.stdout, done.stderr.split()
 
-    command("add", documents, "--quiet")
     assert command.json("ask", GLORRIC, *recipe)["plan"]["cache_hit"] is None
     told, imported = ask_in_a_new_process(f" {GLORRIC.replace(' ', '  ')}")
     assert told.startswith("walnut\n")

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,13 @@ def installed(packaged, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def few(monkeypatch):
+def few(monkeypatch, tmp_path):
+    """Two toy questions, and four documents, among them those that answer them."""
+    folder = tmp_path / "toys"
+    folder.mkdir()
+    for name in ("access-codes.md", "badges.txt", "passwords.md", "supper.md"):
+        shutil.copy(samples.DOCUMENTS / name, folder)
+    monkeypatch.setattr(samples, "DOCUMENTS", folder)
     asked = sample_questions()[:2]
     monkeypatch.setattr(samples, "sample_questions", lambda: asked)
     return asked

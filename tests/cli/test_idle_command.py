@@ -13,8 +13,7 @@ GLORRIC = "What is the password of Glorric?"
 AGAIN = "The password of Glorric?"
 
 
-def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command, documents):
-    command("add", documents, "--quiet")
+def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command, indexed_home):
     command("ask", GLORRIC)
     command("ask", AGAIN)
     done = command.json("idle", "--stride", "2")
@@ -44,8 +43,7 @@ def test_idle_time_answers_what_waits_predicts_and_tells_what_it_earned(command,
     assert "nothing is left to do" in again
 
 
-def test_a_budget_and_a_stride_that_cannot_be_are_named(command, documents):
-    command("add", documents, "--quiet")
+def test_a_budget_and_a_stride_that_cannot_be_are_named(command, indexed_home):
     assert (
         "prediction_stride is 9; it must be between 1 and 5"
         in command("idle", "--stride", "9", code=1).stderr
@@ -56,8 +54,7 @@ def test_a_budget_and_a_stride_that_cannot_be_are_named(command, documents):
     assert "today's 0 s are spent" in spent
 
 
-def test_the_status_is_shown(command, documents):
-    command("add", documents, "--quiet")
+def test_the_status_is_shown(command, indexed_home):
     told = " ".join(command("idle", "--status", KVWEAVE_IDLE_SECONDS_PER_DAY="0").stdout.split())
     assert "made: 0 answers" in told
     assert "now: today's 0 s are spent (idle_seconds_per_day)" in told
@@ -77,8 +74,7 @@ def test_without_a_knowledge_base_it_is_refused(command):
     assert "there is no knowledge base" in command("idle", code=1).stderr
 
 
-def test_watching_works_until_it_is_interrupted(command, documents):
-    command("add", documents, "--quiet")
+def test_watching_works_until_it_is_interrupted(command, indexed_home):
     command("ask", GLORRIC)
     command("ask", AGAIN)
     environment = command.environment | {"KVWEAVE_IDLE_QUIET_S": "0.2"}

@@ -2,18 +2,11 @@
 
 import re
 
-import pytest
-
 GLORRIC = "What is the password of Glorric?"
 
 
-@pytest.fixture
-def indexed(command, documents):
+def test_a_prompt_is_explained_token_by_token(command, real_command, documents):
     command("add", documents, "--prepare", "similar", "--quiet")
-    return command
-
-
-def test_a_prompt_is_explained_token_by_token(indexed, real_command):
     asked = (
         "ask",
         GLORRIC,
@@ -25,7 +18,7 @@ def test_a_prompt_is_explained_token_by_token(indexed, real_command):
         "0.3",
         "--explain",
     )
-    answer = indexed.json(*asked)
+    answer = command.json(*asked)
     plan = answer["plan"]
     assert (plan["recipe"], plan["coverage"]) == ("similar+prophetkv", 0.3)
     origins = [token["origin"] for token in answer["tokens"]]
@@ -34,7 +27,7 @@ def test_a_prompt_is_explained_token_by_token(indexed, real_command):
     assert plan["recomputed_tokens"] > 0
     assert GLORRIC in "".join(token["text"] for token in answer["tokens"])
 
-    told = indexed(*asked, "--fresh").stdout  # the same question again would get the cached answer
+    told = command(*asked, "--fresh").stdout  # the same question again would get the cached answer
     assert "similar+prophetkv, coverage 0.3" in told
     assert "stored for any position (similar-10-int8)" in told
     assert re.search(rf"{plan['recomputed_tokens']} +recomputed +had stored KV", told)
@@ -47,11 +40,11 @@ def test_a_prompt_is_explained_token_by_token(indexed, real_command):
     assert GLORRIC in re.sub(r"\x1b\[[\d;]*m", "", colours)
 
 
-def test_one_budget_and_known_names(indexed):
-    refused = indexed("ask", GLORRIC, "--ratio", "0.1", "--coverage", "0.2", code=1)
+def test_one_budget_and_known_names(command, indexed_home):
+    refused = command("ask", GLORRIC, "--ratio", "0.1", "--coverage", "0.2", code=1)
     assert "both ratio 0.1 and coverage 0.2 are given" in refused.stderr
-    refused = indexed("ask", GLORRIC, "--prepare", "boiled", code=1)
+    refused = command("ask", GLORRIC, "--prepare", "boiled", code=1)
     assert "choose one of bare, isolated, similar, following" in refused.stderr
     # An option overrides the environment variable of the other one.
-    answer = indexed("ask", GLORRIC, "--ratio", "0", KVWEAVE_COVERAGE="0.2", KVWEAVE_PREPARE="similar")
+    answer = command("ask", GLORRIC, "--ratio", "0", KVWEAVE_COVERAGE="0.2", KVWEAVE_PREPARE="similar")
     assert answer.stdout.startswith("walnut")

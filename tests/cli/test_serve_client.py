@@ -1,14 +1,11 @@
 """ask and chat use a running server of their home if it answers as they would; otherwise they run by themselves."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import kvweave
-from kvweave.samples import DOCUMENTS
 from kvweave.server.process.discovery import find_server
 from support.scripted_server import DONE, error, event, reply, serving, settings, stream
 
@@ -29,19 +26,10 @@ def home(environment):
     return folder
 
 
-@pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
-    """A home in which three sample documents are indexed, made once for all tests here."""
-    folder = tmp_path_factory.mktemp("indexed") / "home"
-    with kvweave.open("default", home=folder, chunk_tokens=48) as base:
-        base.add(*(DOCUMENTS / name for name in ("passwords.md", "badges.txt", "supper.md")))
-    return folder
-
-
 @pytest.fixture
-def filled(home, indexed):
+def filled(home, indexed_home):
     """A home with a knowledge base that this process can answer from as well, a test's own."""
-    return Path(shutil.copytree(indexed, home, dirs_exist_ok=True))
+    return indexed_home
 
 
 def running(home, ask=ANSWER, **given):

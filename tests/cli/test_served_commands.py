@@ -4,17 +4,17 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from subprocess import DEVNULL
 
 import httpx
 import pytest
 
-import kvweave
-from kvweave.samples import DOCUMENTS
 from kvweave.server.process.discovery import find_server
 from support.processes import Program
 
@@ -23,12 +23,9 @@ BADGE = "What colour is the badge of the glazier?"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory, indexed_once):
     """A home with a filled knowledge base, for all tests here."""
-    home = tmp_path_factory.mktemp("served") / "home"
-    with kvweave.open("default", home=home, chunk_tokens=48) as base:
-        base.add(*(DOCUMENTS / name for name in ("passwords.md", "badges.txt", "supper.md")))
-    return home
+    return Path(shutil.copytree(indexed_once / "home", tmp_path_factory.mktemp("served") / "home"))
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def test_add_ask_list_change_remove(real_command, command, documents):
     )
     assert 0 < answer["timing"]["ttft_s"] <= answer["timing"]["total_s"]
 
-    again = real_command("add", documents).stdout
+    again = command("add", documents).stdout
     assert "3 unchanged" in again
     assert "KV computed for 0" in again
 
@@ -57,14 +57,14 @@ def test_add_ask_list_change_remove(real_command, command, documents):
     # What is not found may be told at length.
     assert real_command.json("ask", GLORRIC, "--max-new-tokens", "8")["text"] != "walnut"
     assert command.json("cache", "verify")["damaged"] == []
-    findings = {finding["name"]: finding for finding in real_command.json("doctor")}
+    findings = {finding["name"]: finding for finding in command.json("doctor")}
     assert all(finding["ok"] for finding in findings.values())
     assert "2 documents" in findings["knowledge base"]["detail"]
     assert "weave-shifted, since it was not calibrated" in findings["recipe auto"]["detail"]
 
 
 def test_ctrl_c_while_indexing_gives_advice_and_loses_nothing(real_command, command, documents, tmp_path):
-    for number in range(12):
+    for number in range(5):
         (documents / f"{number}.txt").write_text(
             f"Box {number}.\n" + (DOCUMENTS / "boxes.md").read_text().replace("movers", "helpers") * 2
         )

@@ -7,7 +7,6 @@ import pytest
 from rich.text import Text
 
 from kvweave.cli.terminal import echo
-from support.processes import Program
 
 RECIPE = "reuse"
 ESCAPES = "\x1b]0;owned\x07\x1b[8mhidden\x1b[0m\x9b8m\x1b]8;;http://evil.invalid/\x1b\\look\x1b]8;;\x1b\\"
@@ -64,20 +63,10 @@ def test_colours_of_a_command_remain(monkeypatch):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
-def test_what_the_output_cannot_encode_is_replaced(command, folder, encoding, tmp_path):
+def test_what_the_output_cannot_encode_is_replaced(command, folder, encoding):
     command("add", folder)
-    environment = {**command.environment, "PYTHONIOENCODING": encoding}
-
-    def printed(*options):
-        """The bytes, in a file as a shell makes one."""
-        path = tmp_path / "printed"
-        with path.open("wb") as out, (tmp_path / "errors").open("wb") as errors:
-            words = ["-m", "kvweave", "search", "Sendbel", *options]
-            with Program(words, environment, stdout=out, stderr=errors) as process:
-                assert process.wait(120) == 0
-        assert b"Traceback" not in (tmp_path / "errors").read_bytes()
-        return path.read_bytes()
-
-    assert b"The badge of Sendbel \\u2192 Zo" in printed()
-    found = json.loads(printed("--json").decode("ascii"))
-    assert "The badge of Sendbel \u2192 Zo\xe9 has it." in found[0]["source"]["text"]
+    command.environment["PYTHONIOENCODING"] = encoding
+    assert "The badge of Sendbel \\u2192 Zo" in command("search", "Sendbel").stdout
+    printed = command("search", "Sendbel", "--json").stdout
+    assert printed.isascii()
+    assert "The badge of Sendbel \u2192 Zo\xe9 has it." in json.loads(printed)[0]["source"]["text"]

@@ -177,7 +177,7 @@ WIDE = Geometry(2, 8, 8, 4096, torch.float32, torch.device("cpu"))
 FEW_LARGE = {"mean_entries": 16, "max_entries": 16}
 
 
-@pytest.mark.parametrize("bound", range(90_000, 150_000, 10_000))
+@pytest.mark.parametrize("bound", [90_000, 110_000, 140_000])
 def test_half_filled_pages_are_evicted_when_memory_is_needed(bound):
     """Eight heads of two layers would fill all frames with them; a limit that fits the prompt suffices."""
     with OffloadedCache(WIDE, settings(kv_budget=1.0, resident_bytes=bound, clusters=FEW_LARGE)) as cache:

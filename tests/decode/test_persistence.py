@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -66,16 +67,24 @@ def test_a_resumed_text_continues_exactly_as_one_that_was_never_interrupted(adap
         assert before + cache.counts.splits == splits > before
 
 
-@pytest.mark.parametrize("bound", [None, 200_000, 60_000])
-def test_a_resumed_text_keeps_to_the_new_limit(adapter, tmp_path, bound):
-    """If the budget covers everything, the text is the same under any limit."""
-    whole = replace(KV, kv_budget=1.0)
-    with begun(adapter, tmp_path / "whole", whole) as cache:
+@pytest.fixture(scope="module")
+def whole_budget(adapter, tmp_path_factory):
+    """A text whose budget covers everything: the folder it was persisted in, and how one that was never interrupted goes on."""
+    whole, folder = replace(KV, kv_budget=1.0), tmp_path_factory.mktemp("whole-budget")
+    with begun(adapter, folder / "whole", whole) as cache:
         decode(adapter, cache, FIRST)
         expected = decode(adapter, cache, SECOND)
-    with begun(adapter, tmp_path / "persisted", whole) as cache:
+    with begun(adapter, folder / "persisted", whole) as cache:
         decode(adapter, cache, FIRST)
-        persist(cache, tmp_path / "persisted", [*IDS, *FIRST], adapter.fingerprint.digest)
+        persist(cache, folder / "persisted", [*IDS, *FIRST], adapter.fingerprint.digest)
+    return folder / "persisted", expected
+
+
+@pytest.mark.parametrize("bound", [None, 200_000, 60_000])
+def test_a_resumed_text_keeps_to_the_new_limit(adapter, whole_budget, tmp_path, bound):
+    """If the budget covers everything, the text is the same under any limit."""
+    persisted, expected = whole_budget
+    shutil.copytree(persisted, tmp_path / "persisted")
     cache, _ = resume(adapter, tmp_path / "persisted", bound)
     with cache:
         torch.testing.assert_close(decode(adapter, cache, SECOND), expected, atol=1e-4, rtol=1e-4)

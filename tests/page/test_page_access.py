@@ -35,15 +35,19 @@ def show(page: Any, server: PageServer, view: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_text_has_enough_contrast(page: Any, server: PageServer, view: str) -> None:
+def test_everybody_can_read_and_use_a_view(page: Any, server: PageServer, view: str) -> None:
+    """Contrast, axe-core's rules, names for screen readers, and a phone, on one page that is filled once."""
     page.emulate_media(reduced_motion="reduce")  # no colour is on its way to another when it is read
     show(page, server, view)
     page.mouse.move(0, 0)
-    for scheme in ("light", "dark"):
+    for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme)
         found = page.evaluate(CONTRAST)
         assert found["checked"] > 15
         assert found["low"] == [], scheme
+    assert violations(page) == []
+    check_names(page)
+    check_phone(page)
 
 
 def violations(page: Any) -> list[tuple[str, list[str]]]:
@@ -52,13 +56,6 @@ def violations(page: Any) -> list[tuple[str, list[str]]]:
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(found["passes"]) > 15
     return [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found["violations"]]
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_nothing(page: Any, server: PageServer, view: str) -> None:
-    page.emulate_media(reduced_motion="reduce")
-    show(page, server, view)
-    assert violations(page) == []
 
 
 def test_axe_finds_nothing_in_dialogs_and_trouble(page: Any, server: PageServer) -> None:
@@ -77,9 +74,8 @@ def test_axe_finds_nothing_in_dialogs_and_trouble(page: Any, server: PageServer)
     assert violations(page) == []
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_control_has_a_name(page: Any, server: PageServer, view: str) -> None:
-    show(page, server, view)
+def check_names(page: Any) -> None:
+    """Check that every control has a name, and the page one heading and no id twice."""
     controls = (
         page.locator("a, button, input, select, textarea, meter, progress, [tabindex='0']")
         .filter(visible=True)
@@ -92,10 +88,9 @@ def test_every_control_has_a_name(page: Any, server: PageServer, view: str) -> N
     assert page.locator("[id]").evaluate_all("all => all.length === new Set(all.map(one => one.id)).size")
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_needs_no_sideways_scrolling(page: Any, server: PageServer, view: str) -> None:
+def check_phone(page: Any) -> None:
+    """Check that a phone needs no sideways scrolling, and that a thumb hits what it aims at."""
     page.set_viewport_size({"width": 360, "height": 740})
-    show(page, server, view)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     tabs = page.get_by_role("navigation", name="Main")
     assert tabs.bounding_box()["y"] > 640  # at the thumb

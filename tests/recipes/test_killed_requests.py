@@ -14,7 +14,7 @@ from kvweave.recipes.methods import recipe_named
 from kvweave.testing import tiny_adapter
 from support.killed_processes import victims
 
-KILLS = int(os.environ.get("KVWEAVE_KILL_ROUNDS", "20"))
+KILLS = int(os.environ.get("KVWEAVE_KILL_ROUNDS", "12"))
 SYSTEM = "Answer."
 AMPLE, SCARCE = 10**9, 400_000  # bytes; the second limit evicts most entries again
 

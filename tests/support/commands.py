@@ -65,7 +65,8 @@ def run_process(words, environment, input_text, timeout_s):
 def run_here(words, environment, input_text, timeout_s):
     from kvweave.cli.app import main
 
-    out, errors = io.StringIO(), io.StringIO()
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")  # the interpreter reads it when it starts
+    out, errors = io.TextIOWrapper(io.BytesIO(), encoding), io.StringIO()
     handler = logging.StreamHandler(errors)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     code = 0
@@ -84,7 +85,8 @@ def run_here(words, environment, input_text, timeout_s):
             main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
+    out.flush()
+    return subprocess.CompletedProcess(words, code, out.buffer.getvalue().decode(encoding), errors.getvalue())
 
 
 @contextlib.contextmanager

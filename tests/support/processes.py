@@ -32,8 +32,24 @@ PRELOADED = (
     "rich.console",
     "fastapi",
     "prometheus_client",
+    "mcp.server.mcpserver",
+    "kvweave.cli.app",
+    "kvweave.decode.handoff",
+    "kvweave.knowledge_base",
+    "kvweave.models.loading",
+    "kvweave.recipes.methods",
+    "kvweave.recipes.offline",
 )
-"""Libraries alone, none of which starts a thread: every process imports kvweave itself, under its own environment."""
+"""None of them starts a thread, as lancedb does, nor keeps what it finds in the environment."""
+IMPORTED_BY_TESTS = (
+    "hypothesis",
+    "langchain_openai",
+    "llama_index.core",
+    "moto",
+    "openpyxl",
+    "playwright.sync_api",
+)
+"""What takes the processes that run tests long to import beside those, nor starts a thread; missing ones are passed over."""
 
 
 def child_processes() -> multiprocessing.context.ForkServerContext:
@@ -43,9 +59,12 @@ def child_processes() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def start_server() -> str:
-    """Start the server from which processes are forked; return its address, for other processes to use it."""
-    child_processes()
+def start_server(*more: str) -> str:
+    """Start the server from which processes are forked; return its address, for other processes to use it.
+
+    If it does not run yet, it imports these modules too.
+    """
+    child_processes().set_forkserver_preload([*PRELOADED, *more])
     forkserver.ensure_running()
     return forkserver._forkserver._forkserver_address
 
@@ -196,8 +215,6 @@ def _run(words: list[str], environment: dict[str, str], folder: str, *pipes: Con
         os.dup2(pipe.fileno(), number)
         pipe.close()
     sys.stdin = os.fdopen(0, closefd=False)
-    if encoding := environment.get("PYTHONIOENCODING"):  # the interpreter reads it when it starts
-        sys.stdout.reconfigure(encoding=encoding)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

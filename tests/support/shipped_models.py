@@ -1,6 +1,8 @@
-"""The models that ship with kvweave, loaded once per process: tests only read them."""
+"""The models that ship with kvweave, loaded once per process: tests only read them. And what they have prepared, once as well."""
 
+import shutil
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +63,28 @@ def models_loaded_once():
         patch.setattr(loading, "load_any_model", adapter)
         patch.setattr(embedding, "MeanPooling", Encoder)
         yield
+
+
+@pytest.fixture(scope="session")
+def indexed_once(tmp_path_factory):
+    """A folder with three sample `documents` and a `home` in which they are indexed, with chunks of 48 tokens: to be copied, not changed."""
+    import kvweave
+    from kvweave.samples import DOCUMENTS
+
+    folder = tmp_path_factory.mktemp("indexed")
+    documents = folder / "documents"
+    documents.mkdir()
+    for name in ("passwords.md", "badges.txt", "supper.md"):
+        shutil.copy(DOCUMENTS / name, documents)
+    with kvweave.open("default", home=folder / "home", chunk_tokens=48) as base:
+        base.add(documents)
+    return folder
+
+
+@pytest.fixture
+def indexed_home(environment, indexed_once):
+    """The home of a test's commands, in which the three documents are indexed already: what `kvweave add` would have made."""
+    return Path(shutil.copytree(indexed_once / "home", environment["KVWEAVE_HOME"], dirs_exist_ok=True))
 
 
 _chunk_kv = weakref.WeakKeyDictionary()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-FEW = ("eval", "--samples", "2", "--task", "single", "--task", "coref", "--context-tokens", "256", "--quiet")
+FEW = ("eval", "--samples", "1", "--task", "single", "--task", "coref", "--context-tokens", "256", "--quiet")
 FIELDS = (
     "task recipe ratio samples score full_score reuse_score normalised agreement kl rows selection".split()
 )
@@ -27,7 +27,7 @@ def test_every_recipe_and_task_has_a_row_and_recomputing_everything_is_full_atte
     assert {(row["task"], row["recipe"]) for row in rows} == {
         (task, recipe) for task in ("single", "coref", "overall") for recipe in recipes
     }
-    assert result["about"]["samples"] == 2
+    assert result["about"]["samples"] == 1
     assert result["matrices"] == []  # nothing ran on two preparations
     for row in rows:
         assert set(FIELDS) <= set(row)
@@ -40,12 +40,12 @@ def test_every_recipe_and_task_has_a_row_and_recomputing_everything_is_full_atte
     assert all_rows["agreement"] == 1
     assert all_rows["kl"] < 1e-9
 
-    assert "Some figures rest on 2 prompts; below 200" in done.stderr
+    assert "Some figures rest on 1 prompt; below 200" in done.stderr
     assert "--ratio 0.3 does not apply to full, naive, direct, reuse, which select no tokens" in done.stderr
     assert {row["ratio"] for row in rows if row["recipe"] == "naive"} == {0, 1}
 
     called = json.loads((folder / "rows.json").read_text("utf-8"))["about"]["command"]
-    assert called.startswith("kvweave eval --samples 2 --task single")
+    assert called.startswith("kvweave eval --samples 1 --task single")
     assert called.endswith("--dtype float32 --device cpu")  # from the environment
 
 
@@ -73,7 +73,7 @@ def without_times(log: str) -> list[str]:
 
 
 def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
-    few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
+    few = ("eval", "--samples", "1", "--task", "coref", "--context-tokens", "256", "--quiet")
     two = ("--matrix", "--recipe", "random", "--prepare", "bare", "--prepare", "isolated")
     result = command(*few, *two, "--coverage", "0.5", "--output", tmp_path / "out")
     assert "--coverage 0.5 does not apply to random: it takes scores that add up to a whole" in result.stderr
@@ -91,15 +91,15 @@ def test_selectors_on_several_preparations_make_a_matrix(command, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_storages_are_compared_prompt_by_prompt(command, tmp_path):
-    few = ("eval", "--samples", "2", "--task", "coref", "--context-tokens", "256", "--quiet")
+    few = ("eval", "--samples", "1", "--task", "coref", "--context-tokens", "256", "--quiet")
     options = (*few, "--recipe", "reuse", "--storage", "int8", "--storage", "int4")
     told = command(*options, "--output", tmp_path).stdout
     result = json.loads((tmp_path / "rows.json").read_text("utf-8"))
     assert result["matrices"] == []  # one preparation in three storages
     found = result["storages"]
     assert [(cost["recipe"], cost["storage"], cost["samples"]) for cost in found] == [
-        ("reuse", "int8", 2),
-        ("reuse", "int4", 2),
+        ("reuse", "int8", 1),
+        ("reuse", "int4", 1),
     ]
     for cost in found:
         assert cost["lost"] == cost["exact_score"] - cost["score"]

@@ -9,17 +9,18 @@ from kvweave.cli.app import app
 from kvweave.errors import InvalidRequest
 
 
-def test_a_selector_is_tuned_on_questions_to_a_knowledge_base_and_used(command, documents, tmp_path):
+def test_a_selector_is_tuned_on_questions_to_a_knowledge_base_and_used(
+    command, indexed_home, indexed_once, tmp_path
+):
     folder, asked = tmp_path / "selector", tmp_path / "questions.txt"
     names = "Glorric Mirrok Tessa Orlan Brannic".split()
     asked.write_text("\n\n".join(f"What is the password of {name}?" for name in names))
-    command("add", documents, "--quiet")
     words = ("train-selector", "--questions", asked, "--steps", "2", "--output", folder, "--quiet")
     told = json.loads(command(*words, "--json").stdout)
     assert (told["trained_on"], told["held_out"], len(told["losses"])) == (4, 1, 2)
     assert told["after"]["kl"] != told["before"]["kl"]
 
-    command("add", documents, "--recipe", "cacheclip", "--auxiliary", folder, "--quiet")
+    command("add", indexed_once / "documents", "--recipe", "cacheclip", "--auxiliary", folder, "--quiet")
     kinds = command.json("cache", "stats")["by_kind"]
     assert len([kind for kind in kinds if kind.startswith("auxiliary-")]) == 1
     ask = ("ask", "What is the password of Glorric?", "--recipe", "cacheclip", "--auxiliary", folder)

@@ -129,19 +129,21 @@ def test_other_documents_are_the_same_however_many_are_asked_for(adapter, tmp_pa
     assert [len(sample.others) for sample in few] == [4] * 5 + [OTHER_DOCUMENTS] + [4] * 5 + [OTHER_DOCUMENTS]
 
 
-@pytest.mark.parametrize("changed", ["critical layers", "auxiliary", "embedding"])
-def test_outcomes_of_other_parts_are_not_mixed_in(file, tmp_path, monkeypatch, changed):
+def test_outcomes_of_other_parts_are_not_mixed_in(file, tmp_path, monkeypatch):
     adapter, output = tiny_adapter(), tmp_path / "out"
     run_evaluation(adapter, asked(file, output=output))
     assert run_evaluation(adapter, asked(file, output=output)).rows  # the same once more
     other = SimpleNamespace(
         adapter=SimpleNamespace(fingerprint=SimpleNamespace(digest="other")), name="other"
     )
-    if changed == "critical layers":
-        adapter.critical_layers = (2,)
-    elif changed == "auxiliary":
-        monkeypatch.setattr(results_log, "load_auxiliary", lambda name: other)
-    else:
-        monkeypatch.setattr(results_log, "TextEncoder", lambda: other)
-    with pytest.raises(InvalidRequest, match=f"results that differ in {changed}; name another --output"):
-        run_evaluation(adapter, asked(file, output=output))
+    for changed, where, name, value in (
+        ("critical layers", adapter, "critical_layers", (2,)),
+        ("auxiliary", results_log, "load_auxiliary", lambda name: other),
+        ("embedding", results_log, "TextEncoder", lambda: other),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            with pytest.raises(
+                InvalidRequest, match=f"results that differ in {changed}; name another --output"
+            ):
+                run_evaluation(adapter, asked(file, output=output))
