@@ -30,6 +30,7 @@ from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
 from decoding_page import parts as decoding_parts
 from evaluation_page import replayed, scores_of_all_tasks, scores_of_the_model, second_run, written_requests
+from fuzz_page import fuzz_counts, fuzz_findings
 from methods_page import methods_page, tasks_page
 from natural_page import FILES as NATURAL_FILES
 from natural_page import parts as natural_parts
@@ -228,6 +229,10 @@ def main() -> None:
         ),
         docs / "vllm.md": with_parts(
             docs / "vllm.md", **vllm_parts({name: results(name) for name in VLLM_FILES})
+        docs / "fuzz.md": with_parts(
+            docs / "fuzz.md",
+            counts=fuzz_counts(results("fuzz.json")),
+            findings=fuzz_findings(results("fuzz.json")),
         ),
         docs / "personas.md": with_parts(
             docs / "personas.md",

@@ -166,8 +166,8 @@ class MeanPooling:
     def __init__(self, folder: Path, weights: Path | str) -> None:
         from transformers import AutoModel, AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(weights)
-        self._model = AutoModel.from_pretrained(weights).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(weights, trust_remote_code=False)
+        self._model = AutoModel.from_pretrained(weights, trust_remote_code=False).eval()
         self.max_seq_length = int(_json(folder / "sentence_bert_config.json")["max_seq_length"])
 
     @staticmethod

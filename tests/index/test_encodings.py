@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvweave.documents.encodings import decode
+from kvweave.documents.encodings import decode, decode_as
 from kvweave.errors import UnreadableDocument
 
 FRENCH = "Le café de Zoé est à côté de l'hôtel. Les élèves y étaient déjà. " * 10
@@ -178,3 +178,11 @@ def test_western_text_of_dos_or_macintosh_is_never_certain(encoding):
 
 def test_greek_of_dos_is_never_certain():
     assert "uncertain" in decode(("Όλοι οι άνθρωποι γεννιούνται ελεύθεροι\n" * 8).encode("cp737")).note
+
+
+@pytest.mark.parametrize("declared", ["punycode", "idna", "undefined", "unicode_escape", "hex", "a\\0b"])
+def test_what_is_no_encoding_of_files_is_not_used_though_it_is_declared(declared):
+    """Some of Python's codecs raise other errors than those of an encoding, or take quadratic time."""
+    assert decode(f"charset={declared}\n".encode() + "café\n".encode("cp1252")).text.endswith("café\n")
+    with pytest.raises(LookupError):
+        decode_as(b"text", declared.replace("\\0", "\0"))

@@ -574,6 +574,20 @@ def test_damage_inside_a_notebook_a_book_and_a_mailbox_is_told(tmp_path):
     assert "left out" in document.notes[0]
 
 
+def test_what_a_library_says_of_a_damaged_file_is_one_line(tmp_path):
+    """XML parsers name line and column on lines of their own, and quote the file."""
+    with (
+        zipfile.ZipFile(io.BytesIO(files.pptx())) as whole,
+        zipfile.ZipFile(tmp_path / "a.pptx", "w") as damaged,
+    ):
+        for name in whole.namelist():
+            damaged.writestr(name, whole.read(name) + b"\0" * ("slide" in name))
+    with pytest.raises(UnreadableDocument, match="damaged") as caught:
+        read_document(tmp_path / "a.pptx")
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 300
+
+
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path):
     from kvweave.documents.formats import office
 
@@ -593,6 +607,30 @@ def test_a_mail_keeps_its_sender_date_and_subject(tmp_path):
     )
     assert document.text.startswith(section.head)
     assert "The password is walnut." in document.text
+
+
+def test_a_damaged_name_of_an_attachment_does_not_cost_the_mail(tmp_path):
+    head = (
+        b"From: a@b\nSubject: s\nContent-Type: multipart/mixed; boundary=X\n\n--X\n\nIt opens at six.\n--X\n"
+    )
+    part = b"Content-Disposition: attachment; filename*0*=a; filename*=b\n\nattached\n--X--\n"
+    (tmp_path / "a.eml").write_bytes(head + part)
+    assert "It opens at six." in read_document(tmp_path / "a.eml").text
+
+
+def test_parts_nested_by_thousands_end_in_one_line(tmp_path):
+    """The standard library takes a level of Python's stack for each."""
+    path = tmp_path / "a.eml"
+    path.write_bytes(b"From: a@b\nMessage-ID: <1@b>\n" + b"Content-Type: message/rfc822\n\n" * 2_000)
+    assert message_ids([path]) == {"<1@b>": path}
+    with pytest.raises(UnreadableDocument, match="damaged e-mail"):
+        read_document(path)
+
+
+def test_a_mailbox_without_a_message_is_none(tmp_path):
+    (tmp_path / "a.mbox").write_bytes(b"From \nno header\n")
+    with pytest.raises(UnreadableDocument, match="no mailbox"):
+        read_document(tmp_path / "a.mbox")
 
 
 def test_attachments_are_documents_of_their_own(tmp_path):

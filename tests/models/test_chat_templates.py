@@ -1,12 +1,13 @@
 """Chat templates as model families have them: where answers end, what thoughts are marked with, BOS, system role, date."""
 
 import datetime
+import sys
 
 import pytest
 import transformers.utils.chat_template_utils as library
 
 from kvweave.answering.generation import end_tokens
-from kvweave.errors import UnsupportedModel
+from kvweave.errors import InvalidRequest, UnsupportedModel
 from kvweave.models.prompt import DEFAULT_SYSTEM, PromptTemplate
 from kvweave.testing import tiny_adapter, tiny_tokenizer
 from kvweave.types import Message, Prompt
@@ -247,3 +248,54 @@ def test_a_prompt_without_a_chat_template_asks_for_one_line():
     assert template.render(Prompt("Who?")).reply.one_line
     assert template.render_turn(Prompt("Who?")).reply.one_line
     assert not template.render(Prompt("Who?", several_lines=True)).reply.one_line
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(x) %}{% if x %}{{ m(x - 1) }}{{ m(x - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    ],
+)
+def test_a_template_that_runs_without_end_is_refused(template):
+    tokenizer = tiny_tokenizer(template)
+    with pytest.raises(InvalidRequest, match="more than 1,000,000 lines"):
+        PromptTemplate(tokenizer).render(Prompt("Who?", ("One.",)))
+
+
+def test_a_debugger_that_follows_a_thread_still_does_after_a_template():
+    def follow(frame, event, argument):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(follow)
+    try:
+        PromptTemplate(tiny_tokenizer(CHATML)).render(Prompt("Who?", ("One.",)))
+        assert sys.gettrace() is follow
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(namespace) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('two\nlines') }}",
+        "{{",
+    ],
+)
+def test_a_template_that_leaves_the_sandbox_or_fails_ends_in_one_line(escape):
+    template = PromptTemplate(tiny_tokenizer(CHATML + escape))
+    for render in (
+        lambda: template.render(Prompt("Who?", ("One.",))),
+        lambda: template.render_turn(Prompt("Who?")),
+        lambda: template.render_chat([Message("user", "Who?")]),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            render()
+        assert len(str(caught.value).splitlines()) == 1

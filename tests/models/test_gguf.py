@@ -1,6 +1,7 @@
 """Models from GGUF files: the same numbers as the models they were written from, for every family and way of storing."""
 
 import json
+import struct
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import kvweave
-from kvweave.errors import ModelNotFound, UnsupportedModel
+from kvweave.errors import ModelError, ModelNotFound, UnsupportedModel
 from kvweave.machine import has_fast_matmul
 from kvweave.models.gguf import convert
 from kvweave.models.gguf.families import rope_parameters
@@ -246,6 +247,36 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path):
         with pytest.raises(ModelNotFound, match=r"is cut off|not a GGUF file"):
             kvweave.load_model(str(path), home=tmp_path / "home")
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.alignment": "x"}, "alignment"),
+        ({"split.count": "x"}, "numbers of parts"),
+        ({"llama.block_count": 2**32 - 1}, "layers, but"),
+        ({"llama.embedding_length": "x"}, "is damaged"),
+        ({"llama.attention.head_count": 0}, "is damaged"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "is damaged"),
+        ({"tokenizer.ggml.bos_token_id": 99_999}, "is damaged"),
+    ],
+)
+def test_metadata_of_the_wrong_kind_or_size_end_in_one_line(change, message, tmp_path):
+    write_gguf(tmp_path / "odd.gguf", change=change)
+    with pytest.raises(ModelError, match=message) as caught:
+        gguf_folder(str(tmp_path / "odd.gguf"), tmp_path / "home")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["lists in lists", "axes"])
+def test_a_header_cannot_make_its_reader_recurse_or_multiply_without_end(kind, tmp_path):
+    lists = struct.pack("<IQ", 9, 1) * 100_000
+    metadata = struct.pack("<QcI", 1, b"a", 9) + lists
+    tensor = struct.pack("<QcI", 1, b"a", 100_000) + b"\xff" * 800_000 + struct.pack("<IQ", 0, 0)
+    counts, body = ((0, 1), metadata) if kind == "lists in lists" else ((1, 0), tensor)
+    (tmp_path / "odd.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + body)
+    with pytest.raises(ModelNotFound, match=kind):
+        gguf_folder(str(tmp_path / "odd.gguf"), tmp_path / "home")
 
 
 def test_files_that_are_not_gguf(tmp_path):

@@ -1,11 +1,15 @@
 """Loading models by name, and clear errors when that fails."""
 
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
 
 import kvweave
-from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.errors import InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
 from kvweave.models import shapes
+from kvweave.models.loading import load_without_weights
 from kvweave.testing import tiny_model, tiny_tokenizer
 
 
@@ -54,6 +58,51 @@ def test_a_folder_without_tokenizer(folder):
 def test_a_damaged_weight_file(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ModelNotFound, match="cannot load"):
+        kvweave.load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "llama", "hidden_size": "x"}'),
+        ("config.json", '{"model_type": ["llama"]}'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer_config.json", '{"eos_token": 3}'),
+        ("generation_config.json", "[]"),
+    ],
+)
+def test_a_damaged_file_of_a_model_ends_in_one_line(folder, name, content):
+    (folder / name).write_text(content)
+    for load in (kvweave.load_model, lambda name: load_without_weights(name, folder / "home")):
+        with pytest.raises(ModelError) as caught:
+            load(str(folder))
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_code_that_comes_with_a_model_is_not_run_and_not_asked_about(folder, monkeypatch):
+    """transformers would ask at the terminal whether to run it."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    (folder / "code.py").write_text("raise SystemExit('the code was run')")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelNotFound, match="custom code"):
+        kvweave.load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors"])
+def test_weights_outside_of_the_folder_are_not_read(folder, name):
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    with safe_open(folder.parent / "outside.safetensors", "pt") as weights:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(weights.keys(), name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "other.safetensors").touch()
+    with pytest.raises(UnsupportedModel, match="outside of the model's folder"):
         kvweave.load_model(str(folder))
 
 

@@ -51,6 +51,9 @@ _READ_AS: Final = {
 Some of the names are unknown to Python.
 """
 
+_NO_CHARSETS: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
+"""Python's codecs for other things than files; punycode's time is quadratic, and some raise a plain UnicodeError."""
+
 _KEEP: Final = "kvweave.keep"
 _DECLARED: Final = re.compile(
     rb"""(?:charset\s*=\s*|encoding\s*=\s*|coding[:=]\s*)["']?([A-Za-z0-9_.:-]{2,40})"""
@@ -202,7 +205,12 @@ def _escaped_japanese(data: bytes) -> str:
 def codec_of(label: str) -> str:
     """Return Python's codec for a declared encoding, as browsers read it; raises LookupError for an unknown encoding."""
     label = label.strip().lower()
-    name = codecs.lookup(_READ_AS.get(label, label)).name
+    try:
+        name = codecs.lookup(_READ_AS.get(label, label)).name
+    except ValueError as error:  # a NUL in the name
+        raise LookupError(f"unknown encoding: {label!r}") from error
+    if name in _NO_CHARSETS:
+        raise LookupError(f"{name} is no encoding of files")
     return _READ_AS.get(name, name)
 
 

@@ -85,6 +85,11 @@ def clean(text: str) -> str:
     return joined.replace("\0", "\ufffd")
 
 
+def reason(error: Exception) -> str:
+    """Return the kind and message of a library's error on one line; XML parsers quote the file, which may be long."""
+    return f"{type(error).__name__}: {' '.join(clean(str(error)).split())}"[:200]
+
+
 def without(removed: re.Pattern[str], text: str) -> tuple[str, Callable[[int], int]]:
     """Return a text without what a pattern matches, and a function that gives the new offset for an old one."""
     cuts = [each.span() for each in removed.finditer(text)]

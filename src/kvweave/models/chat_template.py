@@ -4,8 +4,11 @@ With a chat template, a prompt's control tokens are those that the template writ
 none. transformers' `apply_chat_template` and vLLM do the same.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from kvweave.errors import InvalidRequest, UnsupportedModel
@@ -116,9 +119,9 @@ class ChatTemplate:
                 system, [{"role": role, "content": text} for role, text in messages], think=think
             )
         except Exception as error:  # templates raise whatever their author chose
-            roles = ", ".join(role for role, _ in messages)
+            roles, why = ", ".join(role for role, _ in messages), " ".join(str(error).split())[:300]
             raise InvalidRequest(
-                f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {error}"
+                f"the model's chat template refuses messages of the roles {roles or 'system'} in this order: {why}"
             ) from error
 
     def _frame(self, system: str, messages: Sequence[tuple[str, str]], *, think: bool) -> Frame:
@@ -148,15 +151,11 @@ class ChatTemplate:
         return [(opening, thoughts.lstrip().removeprefix(opening)), (tags.closing, answer)]
 
     def between_turns(self, system: str | None) -> str:
-        """Return the text between an answer and the next turn."""
+        """Return the text between an answer and the next turn; raises InvalidRequest if the template refuses a second turn."""
         if not self.exists:
             return SEPARATOR
-        turns = [
-            {"role": "user", "content": _QUESTION_MARK},
-            {"role": "assistant", "content": _ANSWER_MARK},
-            {"role": "user", "content": _CHUNKS_MARK},
-        ]
-        text = self._text(DEFAULT_SYSTEM if system is None else system, turns)
+        turns = [("user", _QUESTION_MARK), ("assistant", _ANSWER_MARK), ("user", _CHUNKS_MARK)]
+        text = self.text(turns, DEFAULT_SYSTEM if system is None else system)
         return text.partition(_ANSWER_MARK)[2].partition(_CHUNKS_MARK)[0]
 
     @property
@@ -229,17 +228,43 @@ class ChatTemplate:
         )
 
     def _apply(self, messages: list[dict[str, str]], *, think: bool) -> str:
-        text = self._tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=True,
-            # The names that reasoning models' templates give the switch; other templates ignore them.
-            enable_thinking=think,
-            thinking=think,
-            chat_template=_FIXED_CLOCK + self._tokenizer.get_chat_template(),
-            date_string="26 Jul 2024",
-        )
+        with _bounded():
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                # The names that reasoning models' templates give the switch; other templates ignore them.
+                enable_thinking=think,
+                thinking=think,
+                chat_template=_FIXED_CLOCK + self._tokenizer.get_chat_template(),
+                date_string="26 Jul 2024",
+            )
         return str(text)
+
+
+_MAX_LINES: Final = 1_000_000
+"""Lines of Python that a template, which Jinja compiles to Python, may run; families' templates run some 20 for a message."""
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Stop a template that loops without end in this thread; Jinja's sandbox bounds what a template reaches, not its time."""
+    left, earlier = _MAX_LINES, sys.gettrace()
+
+    def count(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        nonlocal left
+        if frame.f_code.co_filename != "<template>":  # Jinja's name for a template from a text
+            return None
+        left -= 1
+        if left < 0:
+            raise InvalidRequest(f"it runs for more than {_MAX_LINES:,} lines")
+        return count
+
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(earlier)
 
 
 @dataclass(slots=True)

@@ -3,13 +3,13 @@
 import inspect
 import json
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,7 +20,7 @@ from transformers import (
     TokenizersBackend,
 )
 
-from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.errors import InvalidRequest, KvweaveError, ModelNotFound, UnsupportedModel
 from kvweave.home import default_home
 from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
@@ -120,15 +120,14 @@ def load_without_weights(name: str, home: Path) -> ModelWithoutWeights:
     """
     found = _find(name, home, weights=False)
     folder = cached_folder(found.place)
-    try:
+    with _loading(name):
         memory = ModelMemory(None if found.shipped else folder, home)
         tokenizer = read_tokenizer(found.place, folder, memory)
+        config = AutoConfig.from_pretrained(found.place, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(found.place))
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         with suppress(OSError):  # many models have none
             model.generation_config = GenerationConfig.from_pretrained(found.place)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise _not_loaded(name, error) from error
     return ModelWithoutWeights(found.name, model, tokenizer)
 
 
@@ -172,7 +171,9 @@ def _named(name: str) -> ModelFolder | None:
 
 def reference_tokenizer() -> PreTrainedTokenizerBase:
     """Return the tokenizer of the shipped reference model."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(SHIPPED[REFERENCE_NAME])
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        SHIPPED[REFERENCE_NAME], trust_remote_code=False
+    )
     return tokenizer
 
 
@@ -211,26 +212,43 @@ def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, ho
     if precision.notice:
         _LOG.log(logging.WARNING if precision.important else logging.INFO, precision.notice)
     memory = ModelMemory(None if found.shipped else folder, home)  # shipped models are small
-    try:
+    more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
+    with _loading(name, more):
+        if folder is not None:
+            _check_shards(folder)
         tokenizer = read_tokenizer(source, folder, memory)
         # For fewer bits the checkpoint's dtype, since each layer is then converted alone.
         chosen = (precision.dtype if precision.bits == "full" else None) or "auto"
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
-        raise _not_loaded(name, error, more) from error
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=chosen, trust_remote_code=False)
     if precision.dtype is None and not has_fast_matmul(device, model.dtype):
         model.float()  # its sizes were not known beforehand
     if precision.bits != "full":
         quantise_weights(model, precision.bits, device)
     model = model.to(device)
     use_few_rows(model)
-    return adapt(model, tokenizer, name, memory)
+    with _loading(name):  # a configuration that does not fit the weights shows when they are first run
+        return adapt(model, tokenizer, name, memory)
 
 
-def _not_loaded(name: str, error: Exception, more: str = "") -> ModelNotFound:
-    why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
-    return ModelNotFound(f"cannot load the model {name!r}: {why}{more}")
+@contextmanager
+def _loading(name: str, more: str = "") -> Iterator[None]:
+    """Turn what the libraries raise for a damaged or unknown model into ModelNotFound; the message ends with `more`."""
+    try:
+        yield
+    except (KvweaveError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may cause any exception
+        why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
+        raise ModelNotFound(f"cannot load the model {name!r}: {why or type(error).__name__}{more}") from error
+
+
+def _check_shards(folder: Path) -> None:
+    """Raise UnsupportedModel if a list of weight files names one outside of the model's folder: transformers would read it."""
+    for index in folder.glob("*.index.json"):
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        for name in set(listed.values()):
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise UnsupportedModel(f"{index} names {name!r}, which is outside of the model's folder")
 
 
 def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> PreTrainedTokenizerBase:
@@ -242,7 +260,7 @@ def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> Pre
     padding = memory.get(_DIRECT)
     if folder is not None and isinstance(padding, str):
         return _direct_tokenizer(folder, padding)
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if folder is not None and (folder / "tokenizer.json").exists() and padding is None:
         digest = digest_tokenizer(tokenizer)
         memory.put(TOKENIZER_FACT, digest)  # the fingerprint needs it too, and it takes most of a second

@@ -118,9 +118,9 @@ def read_sizes(folder: Path) -> WeightSizes | None:
         for file in sorted(folder.glob("*.safetensors")):
             tensors |= {name: (one["dtype"], one["shape"]) for name, one in _header(file).items()}
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return None  # loading says what is wrong
-    return _sizes(tensors, config) if tensors else None
+        return _sizes(tensors, config) if tensors else None
+    except Exception:  # a damaged file may cause any exception; loading says what is wrong
+        return None
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -197,7 +197,10 @@ class PromptTemplate:
         )
 
     def _spells_control(self, text: str) -> bool:
-        return any(token in text for token in self._control)
+        """Return whether the tokenizer may read a control token in a text, before or after normalising it: "＜eos＞" too."""
+        normalizer = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "normalizer", None)
+        read = (text, normalizer.normalize_str(text)) if normalizer is not None else (text,)
+        return any(token in each for token in self._control for each in read)
 
     def _or_mark(self, system: str | None) -> str | None:
         """Return an instruction, or the mark that stands for it in a frame if it spells a control token."""

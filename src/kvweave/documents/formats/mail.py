@@ -6,17 +6,18 @@ quote of it is left out (`mail_quotes`).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from email import message_from_bytes
 from email.header import decode_header, make_header
 from email.message import Message
+from email.parser import BytesHeaderParser
 from email.policy import compat32
 from pathlib import Path
 from typing import Final
 
 from kvweave.documents.encodings import decode, decode_as
-from kvweave.documents.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean
+from kvweave.documents.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean, reason
 from kvweave.documents.file_types import content_suffix
 from kvweave.documents.formats.mail_quotes import QuotedMail, without_quotes, words_of
 from kvweave.documents.html import Extent, HtmlText, read_html
@@ -42,7 +43,12 @@ _SAME_SHARE: Final = 0.6
 
 
 def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
-    """Read one e-mail; raises UnreadableDocument if it is encrypted, or if the file is not an e-mail."""
+    """Read one e-mail; raises UnreadableDocument if it is encrypted or damaged, or if the file is not an e-mail."""
+    with _readable("e-mail"):
+        return _read_mail(data, ctx)
+
+
+def _read_mail(data: bytes, ctx: ReadContext) -> Extracted:
     message = message_from_bytes(data.lstrip(), policy=compat32)
     if not message.keys() or not any(message.get(name) for name in ("From", "Date", "Subject", "Received")):
         raise UnreadableDocument("no e-mail: it has no sender, date or subject")
@@ -55,9 +61,14 @@ def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
 
 def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the messages of a mailbox in order. The name of an attachment begins with the number of its message."""
-    if not data.startswith(b"From "):
-        raise UnreadableDocument('no mailbox: it does not begin with "From "')
+    with _readable("mailbox"):
+        return _read_mailbox(data, ctx)
+
+
+def _read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     messages = [message_from_bytes(each, policy=compat32) for each in _messages(data)]
+    if not data.startswith(b"From ") or not messages:
+        raise UnreadableDocument('no mailbox: it does not begin with "From " and a message')
     known = _Known(ctx.known_messages, messages)
     built, attachments, notes = TextBuilder(), list[Attachment](), list[str]()
     for number, message in enumerate(messages, 1):
@@ -70,6 +81,17 @@ def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     return _extracted(built, "", attachments, notes)
 
 
+@contextmanager
+def _readable(kind: str) -> Iterator[None]:
+    """Turn errors that the standard library raises for a damaged e-mail into UnreadableDocument."""
+    try:
+        yield
+    except (UnreadableDocument, MemoryError):
+        raise
+    except Exception as error:  # a header may cause any exception
+        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
+
+
 def _extracted(
     built: TextBuilder, title: str, attachments: Sequence[Attachment], notes: Sequence[str]
 ) -> Extracted:
@@ -80,7 +102,7 @@ def _extracted(
 def _messages(data: bytes) -> Iterator[bytes]:
     # The standard library's mailbox.mbox needs a file on disk, and this mailbox may be an attachment or compressed.
     bounds = [(each.start(), each.end()) for each in _FROM_LINE.finditer(data)]
-    ends = [start for start, _ in bounds[1:]] + [len(data)]
+    ends = [start for start, _ in bounds[1:]] + [len(data)][: len(bounds)]
     for (_, start), end in zip(bounds, ends, strict=True):
         yield _ESCAPED_FROM.sub(rb"\1", data[start:end])
 
@@ -92,7 +114,8 @@ def message_ids(paths: Iterable[Path]) -> dict[str, Path]:
         if content_suffix(path.name) == ".mbox":
             continue
         with suppress(OSError), open(path, "rb") as stream:
-            message = message_from_bytes(stream.read(_HEADER_BYTES).lstrip(), policy=compat32)
+            # The header alone: parts nested by hundreds are deeper than Python's stack.
+            message = BytesHeaderParser(policy=compat32).parsebytes(stream.read(_HEADER_BYTES).lstrip())
             if identity := _id(message):
                 found.setdefault(identity, path)
     return found
@@ -173,7 +196,7 @@ class _Body:
         self._parts += 1
         if self._parts > _MAX_PARTS or depth > _MAX_DEPTH:
             return HtmlText("", "")
-        kind, name, inside = part.get_content_type(), part.get_filename(), part.get_payload()
+        kind, name, inside = part.get_content_type(), _file_name(part), part.get_payload()
         if part.is_multipart() and kind != "message/rfc822" and isinstance(inside, list):
             parts = [each for each in inside if isinstance(each, Message)]
             pages = [self.read(each, depth + 1) for each in parts]
@@ -251,7 +274,7 @@ def _text(part: Message) -> tuple[str, str]:
 
 def _attachment(part: Message) -> Attachment | None:
     """Return an attachment; None for images within the text, and for parts that mail programs do not show."""
-    name, inside = part.get_filename(), part.get_payload()
+    name, inside = _file_name(part), part.get_payload()
     if part.get_content_type() == "message/rfc822":
         if not isinstance(inside, list) or not isinstance(inside[0], Message):
             return None
@@ -259,6 +282,14 @@ def _attachment(part: Message) -> Attachment | None:
         return Attachment(f"{title}.eml", inside[0].as_bytes(policy=compat32))
     is_picture = part.get_content_maintype() == "image" and part.get_content_disposition() != "attachment"
     return Attachment(_decoded_words(name), _bytes(part)) if name and not is_picture else None
+
+
+def _file_name(part: Message) -> str | None:
+    """Return the name of an attachment, without its damaged pieces; None without a name."""
+    try:
+        return part.get_filename()
+    except (TypeError, ValueError, LookupError):  # numbered pieces of a name without numbers
+        return "attachment"
 
 
 def _bytes(part: Message) -> bytes:

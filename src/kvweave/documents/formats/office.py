@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from kvweave.documents.encodings import decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, reason
 from kvweave.documents.formulas import office_formula_text
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
@@ -305,7 +305,7 @@ def _readable(data: bytes, kind: str) -> Iterator[None]:
     except (UnreadableDocument, MemoryError):
         raise
     except Exception as error:  # a damaged file may cause any exception
-        raise UnreadableDocument(f"damaged {kind} ({type(error).__name__}: {error})") from error
+        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
 
 
 def _check_container(data: bytes, kind: str) -> None:
@@ -320,7 +320,7 @@ def _check_container(data: bytes, kind: str) -> None:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        raise UnreadableDocument(f"damaged {kind} ({error})") from error
+        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
     if any(entry.flag_bits & 1 for entry in entries):
         raise UnreadableDocument(_locked(kind))
     if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from kvweave.documents.encodings import decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, reason
 from kvweave.errors import MissingExtra, UnreadableDocument
 from kvweave.extras import require
 
@@ -41,9 +41,9 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         raise
     except pypdf.errors.DependencyError as error:
         require("pdf", "reading an encrypted PDF", "cryptography")
-        raise UnreadableDocument(f"encrypted PDF that cannot be decrypted ({error})") from error
+        raise UnreadableDocument(f"encrypted PDF that cannot be decrypted ({reason(error)})") from error
     except Exception as error:  # a damaged file may cause any exception
-        raise UnreadableDocument(f"damaged PDF ({type(error).__name__}: {error})") from error
+        raise UnreadableDocument(f"damaged PDF ({reason(error)})") from error
     if not any(pages) and damage:
         raise UnreadableDocument(f"damaged PDF ({damage[0]})")
     if not any(pages):
@@ -61,7 +61,7 @@ def _page_texts(reader: Any, ctx: ReadContext) -> tuple[list[str], list[str]]:
             texts.append(f"{shown}\n\n{entries}".strip())
         except Exception as error:
             texts.append("")
-            damage.append(f"{type(error).__name__}: {error}")
+            damage.append(reason(error))
         ctx.alive()
     return texts, damage
 

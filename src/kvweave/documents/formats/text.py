@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvweave.documents.encodings import Decoded, decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, section_at
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, reason, section_at
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
@@ -196,7 +196,7 @@ def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
             starts.append(built.length)
             _add_cell(built, cell, language)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableDocument(f"damaged notebook ({type(error).__name__}: {error})") from error
+        raise UnreadableDocument(f"damaged notebook ({reason(error)})") from error
     title, sections = _markdown(built.text())
     return Extracted(built.text(), title, _with_cells(sections, starts), read.notes)
 

@@ -6,6 +6,7 @@ float32.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvweave.errors import ModelNotFound, UnsupportedModel
+from kvweave.errors import KvweaveError, ModelNotFound, UnsupportedModel
 from kvweave.models.gguf.families import ROPE_FACTORS, model_config, restore
 from kvweave.models.gguf.header import Header, TensorEntry, read_header
 from kvweave.models.gguf.tokenizer import build_tokenizer, check_vocabulary, end_tokens
@@ -39,10 +40,11 @@ class Conversion:
 
     def __init__(self, parts: Sequence[Path]) -> None:
         self._header = read_header(parts)
-        self._config = {**model_config(self._header), "dtype": _dtype(self._header)}
-        check_config(AutoConfig.for_model(**self._config))
-        check_vocabulary(self._header)
-        self._names, self._class = parameter_names(self._header, self._config)
+        with _understood(self._header.path):
+            self._config = {**model_config(self._header), "dtype": _dtype(self._header)}
+            check_config(AutoConfig.for_model(**self._config))
+            check_vocabulary(self._header)
+            self._names, self._class = parameter_names(self._header, self._config)
 
     @property
     def needed_bytes(self) -> int:
@@ -53,7 +55,14 @@ class Conversion:
         )
 
     def write(self, folder: Path, report: Callable[[str, int, int], None]) -> None:
-        """Write weights, configuration, tokenizer and generation settings into an existing, empty folder."""
+        """Write weights, configuration, tokenizer and generation settings into an existing, empty folder.
+
+        Raises ModelNotFound for a damaged vocabulary, OSError if the folder cannot be written.
+        """
+        with _understood(self._header.path):
+            self._write(folder, report)
+
+    def _write(self, folder: Path, report: Callable[[str, int, int], None]) -> None:
         # Without a version, transformers below 5.20 takes any tokenizer for one of an old Mistral model, and warns.
         version = {"transformers_version": transformers.__version__}
         config = {"architectures": [self._class], **self._config, **version}
@@ -72,6 +81,18 @@ class Conversion:
             folder,
             lambda done, total: report(STAGE, done // 10**6, total // 10**6),
         )
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Turn what values of the wrong kind or size cause, here and in the libraries, into ModelNotFound."""
+    try:
+        yield
+    except (KvweaveError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may cause any exception
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelNotFound(f"{path} is damaged ({why}); download it again") from error
 
 
 def _dtype(header: Header) -> str:

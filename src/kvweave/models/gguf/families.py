@@ -130,12 +130,16 @@ def _common(header: Header) -> Settings:
         )
     if not header.get("attention.causal", True):
         raise UnsupportedModel(f"{header.path} makes embeddings and cannot answer; name a language model")
-    names = {tensor.name for tensor in header.tensors}
+    names, layers = {tensor.name for tensor in header.tensors}, _need(header, "block_count")
+    if not isinstance(layers, int) or layers > len(names):  # before as many layers are made
+        raise UnsupportedModel(
+            f"{header.path} has {str(layers)[:20]} layers, but {len(names)} tensors; download it again"
+        )
     ids = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _IDS.items()}
     return {
         "hidden_size": hidden,
         "intermediate_size": wide,
-        "num_hidden_layers": _need(header, "block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": width,

@@ -21,6 +21,8 @@ from kvweave.errors import ModelNotFound, UnsupportedModel
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _STRING, _ARRAY = 8, 9
+_MAX_DEPTH: Final = 2
+_MAX_AXES: Final = 4
 _NUMBERS: Final = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
@@ -70,6 +72,7 @@ def parts_of(path: Path) -> list[Path]:
     names = [f"{match['prefix']}-{number:05}-of-{count:05}{suffix}" for number in range(1, count + 1)]
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
+        missing[3:] = [f"{len(missing) - 3} more"] if len(missing) > 3 else []
         raise ModelNotFound(
             f"{path} is one of {count} parts of a model, and {', '.join(missing)} {_is(missing)} not beside it; put "
             "all parts into one folder"
@@ -102,14 +105,18 @@ def read_header(parts: Sequence[Path]) -> Header:
     """
     read = [_Reader(path).read() for path in parts]
     first = read[0]
-    count = int(first.metadata.get("split.count", 1) or 1)
+    count = first.metadata.get("split.count", 1) or 1
+    tensors = tuple(tensor for part in read for tensor in part.tensors)
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if not isinstance(count, int) or not isinstance(expected, int):
+        raise ModelNotFound(
+            f"{parts[0]} is damaged: its numbers of parts and tensors are none; download it again"
+        )
     if count != len(parts):
         raise ModelNotFound(
             f"{parts[0]} is one of {count} parts of a model, but {len(parts)} {_is(parts)} given; name the parts "
             f"…-00001-of-{count:05}.gguf and so on, in one folder"
         )
-    tensors = tuple(tensor for part in read for tensor in part.tensors)
-    expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise ModelNotFound(
             f"{parts[0]} should have {expected} tensors in its {count} parts, but they have {len(tensors)}; download "
@@ -151,9 +158,7 @@ class _Reader:
         except (struct.error, IndexError, OverflowError) as error:
             raise self._cut_off() from error
         except UnicodeDecodeError as error:
-            raise ModelNotFound(
-                f"{self._path} is damaged: a name in it is no text; download it again"
-            ) from error
+            raise self._damaged("a name in it is no text") from error
 
     def _header(self) -> Header:
         if self._data[: len(MAGIC)] != MAGIC:
@@ -171,7 +176,9 @@ class _Reader:
             name = self._string()
             metadata[name] = self._value(self._number("<u4"))
         entries = [self._entry() for _ in range(tensors)]
-        alignment = int(metadata.get("general.alignment", 32)) or 32
+        alignment = metadata.get("general.alignment", 32) or 32
+        if not isinstance(alignment, int) or alignment < 0:
+            raise self._damaged(f"its alignment is {str(alignment)[:50]!r}")
         begin = -(-self._at // alignment) * alignment
         found = tuple(self._tensor(begin, *entry) for entry in entries)
         return Header(self._path, metadata, found)
@@ -194,21 +201,25 @@ class _Reader:
             raise IndexError
         return self._data[start : self._at].decode("utf-8")
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind in _NUMBERS:
             return _plain(self._numbers(_NUMBERS[kind], 1))[0]
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
             raise UnsupportedModel(f"{self._path} has metadata of type {kind}, which GGUF does not define")
+        if depth > _MAX_DEPTH:
+            raise self._damaged("it has lists in lists")
         element, count = self._number("<u4"), self._number("<u8")
         if element in _NUMBERS:
             return _plain(self._numbers(_NUMBERS[element], count))
-        return [self._value(element) for _ in range(count)]
+        return [self._value(element, depth + 1) for _ in range(count)]
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string()
-        shape = _plain(self._numbers("<u8", self._number("<u4")))
+        name, axes = self._string(), self._number("<u4")
+        if axes > _MAX_AXES:
+            raise self._damaged(f"a tensor in it has {axes} axes, but ggml has at most {_MAX_AXES}")
+        shape = _plain(self._numbers("<u8", axes))
         return name, tuple(reversed(shape)), self._number("<u4"), self._number("<u8")
 
     def _tensor(
@@ -231,6 +242,9 @@ class _Reader:
                 "another quantisation, such as Q4_K_M or Q8_0"
             ) from error
         return int(prod(shape) // block * block_bytes)
+
+    def _damaged(self, why: str) -> ModelNotFound:
+        return ModelNotFound(f"{self._path} is damaged: {why}; download it again")
 
     def _cut_off(self, needed: int | None = None) -> ModelNotFound:
         wanted = f" of at least {needed:,}" if needed else ""

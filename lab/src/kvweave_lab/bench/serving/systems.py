@@ -192,7 +192,7 @@ def tokenizer_of(model: str | None) -> Any:
     """Return a model's tokenizer without loading its weights."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_files(model, default_home()))
+    return AutoTokenizer.from_pretrained(model_files(model, default_home()), trust_remote_code=False)
 
 
 def prompt_template(model: str | None) -> PromptTemplate:
