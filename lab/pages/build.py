@@ -229,6 +229,7 @@ def main() -> None:
         ),
         docs / "vllm.md": with_parts(
             docs / "vllm.md", **vllm_parts({name: results(name) for name in VLLM_FILES})
+        ),
         docs / "fuzz.md": with_parts(
             docs / "fuzz.md",
             counts=fuzz_counts(results("fuzz.json")),
