@@ -6,6 +6,7 @@ Tensor letters: G KV heads, R query rows of a head's group, n entries, C cluster
 """
 
 from abc import ABC, abstractmethod
+from copy import copy
 from functools import partial
 
 import torch
@@ -62,8 +63,8 @@ class IndexedRetriever(Retriever, ABC):
         `query` is (G, R, D), scaled; `log_mass` (G, R) is of what is attended to in any case.
         """
 
-    def estimate(self, query: Tensor, read: Tensor) -> Estimate | None:
-        """Return what stands for the entries that are not `read` (G, n); None if they count for nothing."""
+    def estimate(self, query: Tensor, chosen: Tensor) -> Estimate | None:
+        """Return what stands for the entries that are not `chosen` (G, limit); None if they count for nothing."""
         return None
 
     # The Retriever interface
@@ -98,9 +99,8 @@ class IndexedRetriever(Retriever, ABC):
         if not count:
             return 0
         chosen = self.choose(attention.query, attention.log_mass, count)
-        read = torch.zeros(self.keys.shape[:2], dtype=torch.bool).scatter_(1, chosen, True)
         index = chosen[..., None].expand(-1, -1, self.keys.shape[2])
-        estimate = self.estimate(attention.query, read)
+        estimate = self.estimate(attention.query, chosen)
         attention.add(self.keys.gather(1, index), self.values.gather(1, index))
         if isinstance(attention, EstimatingAttention) and estimate is not None:
             attention.add_estimate(*estimate)
@@ -215,31 +215,33 @@ class CosineClusters(IndexedRetriever):
         """Cluster all keys."""
         directions = torch.nn.functional.normalize(self.keys, dim=-1)
         self._directions, self._own = book_of(directions, -(-self.keys.shape[1] // self._mean_entries))
-        self._describe()
+        self._sums = ClusterSums(self._rows(0), self._own)
+        self.index_bytes = NUMBER_BYTES * self._directions.numel() * (2 if self._estimates else 1)
 
     def extend(self, first: int) -> None:
         """Let keys join the nearest clusters."""
         directions = torch.nn.functional.normalize(self.keys[:, first:], dim=-1)
-        self._own = torch.cat([self._own, nearest(directions, self._directions)], dim=1)
-        self._describe()
+        own = nearest(directions, self._directions)
+        self._own = torch.cat([self._own, own], dim=1)
+        self._sums.add(self._rows(first), own)
 
     def choose(self, query: Tensor, log_mass: Tensor, limit: int) -> Tensor:
         """Rank clusters by the weight of an entry at their centroid."""
-        logits = query @ self._centroids.transpose(1, 2)
-        total = torch.logaddexp((logits + self._sizes.log()[:, None]).logsumexp(-1), log_mass)
+        logits = query @ self._sums.means().chunk(2, -1)[0].transpose(1, 2)
+        total = torch.logaddexp((logits + self._sums.sizes.log()[:, None]).logsumexp(-1), log_mass)
         return _best_groups((logits - total[..., None]).exp().sum(1), self._own, limit)
 
-    def estimate(self, query: Tensor, read: Tensor) -> Estimate | None:
+    def estimate(self, query: Tensor, chosen: Tensor) -> Estimate | None:
         """Return the mean keys' logits and the mean values of what is left of every cluster, if they count."""
         if not self._estimates:
             return None
-        sizes, centroids = means_of(self.keys, self._own, ~read)
-        values = means_of(self.values, self._own, ~read)[1]
-        return query @ centroids.transpose(1, 2) + sizes.log()[:, None], values
+        read = torch.cat([rows_of(self.keys, chosen), rows_of(self.values, chosen)], dim=-1)
+        left = self._sums.without(read, self._own.gather(1, chosen))
+        keys, values = left.means().chunk(2, -1)
+        return query @ keys.transpose(1, 2) + left.sizes.log()[:, None], values
 
-    def _describe(self) -> None:
-        self._sizes, self._centroids = means_of(self.keys, self._own)
-        self.index_bytes = NUMBER_BYTES * self._centroids.numel() * (2 if self._estimates else 1)
+    def _rows(self, first: int) -> Tensor:
+        return torch.cat([self.keys[:, first:], self.values[:, first:]], dim=-1)
 
 
 class Outline(IndexedRetriever):
@@ -280,7 +282,8 @@ class Outline(IndexedRetriever):
         self._key_axes = seen
         clusters = -(-self.keys.shape[1] // self._mean_entries)
         self._book, self._own = book_of(self._points(0), clusters)
-        self._centroids = means_of(self.keys, self._own)[1]
+        self._centroids = ClusterSums(self.keys, self._own).means()
+        self._values = ClusterSums(self.values, self._own)
         rest = (self.keys - rows_of(self._centroids, self._own)) @ seen
         _, main = torch.linalg.eigh(rest.transpose(1, 2) @ rest)
         main = main[..., -min(self._directions, width) :]  # (G, D, d)
@@ -292,7 +295,9 @@ class Outline(IndexedRetriever):
 
     def extend(self, first: int) -> None:
         """Let entries join the nearest clusters, and code them."""
-        self._own = torch.cat([self._own, nearest(self._points(first), self._book)], dim=1)
+        own = nearest(self._points(first), self._book)
+        self._own = torch.cat([self._own, own], dim=1)
+        self._values.add(self.values[:, first:], own)
         self._add_outlines(first)
 
     def choose(self, query: Tensor, log_mass: Tensor, limit: int) -> Tensor:
@@ -300,15 +305,16 @@ class Outline(IndexedRetriever):
         self._logits = query @ self._outlines.transpose(1, 2)
         return weights(self._logits, log_mass).topk(limit).indices
 
-    def estimate(self, query: Tensor, read: Tensor) -> Estimate | None:
+    def estimate(self, query: Tensor, chosen: Tensor) -> Estimate | None:
         """Return for each cluster the sum of the unread entries' weights by their outlines, and their mean value."""
-        sizes, values = means_of(self.values, self._own, ~read)
-        logits = self._logits.masked_fill(read[:, None], float("-inf"))
+        hidden = chosen[:, None].expand(-1, query.shape[1], -1)
+        logits = self._logits.scatter(2, hidden, float("-inf"))
         highest = logits.amax(-1, keepdim=True).clamp(min=-1e30)
         shares = (logits - highest).exp()
-        own = self._own[:, None].expand_as(shares)
-        mass = torch.zeros(*shares.shape[:2], sizes.shape[1]).scatter_add_(2, own, shares)
-        return mass.log() + highest, values
+        left = self._values.without(rows_of(self.values, chosen), self._own.gather(1, chosen))
+        mass = torch.zeros(*shares.shape[:2], left.sizes.shape[1])
+        mass.scatter_add_(2, self._own[:, None].expand_as(shares), shares)
+        return mass.log() + highest, left.means()
 
     def _points(self, first: int) -> Tensor:
         return torch.cat(
@@ -328,19 +334,35 @@ def _centred(rows: Tensor) -> Tensor:
     return rows - rows.mean(1, keepdim=True)
 
 
-def means_of(rows: Tensor, own: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return how many `counted` rows (G, n, D) each cluster has, (G, C), and their means (G, C, D); `own` (G, n) is each row's."""
-    ones = torch.ones(own.shape) if counted is None else counted.float()
-    sizes = torch.zeros(own.shape[0], int(own.max()) + 1).scatter_add_(1, own, ones)
-    sums = torch.zeros(*sizes.shape, rows.shape[2])
-    sums.scatter_add_(1, own[..., None].expand_as(rows), rows * ones[..., None])
-    return sizes, sums / sizes[..., None].clamp(min=1)
+class ClusterSums:
+    """How many rows each cluster has, `sizes` (G, C), and their sums (G, C, D)."""
+
+    def __init__(self, rows: Tensor, own: Tensor) -> None:
+        self.sizes = torch.zeros(rows.shape[0], int(own.max()) + 1)
+        self._sums = torch.zeros(*self.sizes.shape, rows.shape[2])
+        self.add(rows, own)
+
+    def add(self, rows: Tensor, own: Tensor) -> None:
+        """Count rows (G, n, D) of clusters `own` (G, n)."""
+        self.sizes.scatter_add_(1, own, torch.ones(own.shape))
+        self._sums.scatter_add_(1, own[..., None].expand_as(rows), rows)
+
+    def without(self, rows: Tensor, own: Tensor) -> "ClusterSums":
+        """Return the sums of what is left without these rows."""
+        left = copy(self)
+        left.sizes = self.sizes.scatter_add(1, own, -torch.ones(own.shape))
+        left._sums = self._sums.scatter_add(1, own[..., None].expand_as(rows), -rows)
+        return left
+
+    def means(self) -> Tensor:
+        """Return the mean row of each cluster, (G, C, D)."""
+        return self._sums / self.sizes[..., None].clamp(min=1)
 
 
 def book_of(points: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return k-means centroids (G, K, D) of points (G, n, D), at most `count`, and each point's own (G, n)."""
     own = k_means(points, count)
-    return means_of(points, own)[1], own
+    return ClusterSums(points, own).means(), own
 
 
 def rows_of(book: Tensor, own: Tensor) -> Tensor:
