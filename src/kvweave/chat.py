@@ -53,7 +53,8 @@ _TAKEN = "another process has the conversation in {} open; name another one"
 class ConversationSettings:
     """The instruction that every prompt starts with, how answers are decoded, and how KV is stored in files.
 
-    `options` are those that the answer cache keeps answers under; None if it keeps none.
+    `options` are those that the answer cache keeps answers under; None if it keeps none. `any_budget`: nobody named a
+    budget, so that a resumed conversation keeps its own.
     """
 
     system: str
@@ -61,6 +62,7 @@ class ConversationSettings:
     max_new_tokens: int
     kv: OffloadSettings
     options: AskOptions | None = None
+    any_budget: bool = False
 
 
 def start_over(folder: Path) -> None:
@@ -78,7 +80,8 @@ class Conversation:
     Args:
         adapter: the model.
         folder: the conversation's own; a conversation stored there is resumed.
-        settings: a resumed conversation keeps the `kv` that it began with, except `resident_bytes`.
+        settings: a resumed conversation keeps the `kv` that it began with, except `resident_bytes`; naming another budget
+            is an error.
         prefill: prefills a turn behind the earlier text, if there is any, and streams its layers to a sink.
         visible: gives the document versions that are listed. A conversation that has read any other version starts
             over and logs a warning.
@@ -285,10 +288,13 @@ class Conversation:
                 f"the conversation in {self._folder} was held with another model than {model.name}; use that one, or"
                 " begin another conversation"
             )
-        if stored.kv_budget != self._settings.kv.kv_budget:
+        if self._settings.any_budget:
+            kv = replace(self._settings.kv, kv_budget=stored.kv_budget)
+            self._settings = replace(self._settings, kv=kv)
+        elif stored.kv_budget != self._settings.kv.kv_budget:
             raise InvalidRequest(
                 f"the conversation in {self._folder} began with kv_budget {stored.kv_budget:g}, not"
-                f" {self._settings.kv.kv_budget:g}; name that, or begin another conversation"
+                f" {self._settings.kv.kv_budget:g}; name that or none, or begin another conversation"
             )
         self.token_ids, self._versions = list(stored.token_ids), stored.versions
         with suppress(StoreError):
@@ -351,6 +357,7 @@ class Conversations:
             options.max_new_tokens(adapter.geometry.context_tokens),
             asker.settings.offload(options.kv_budget) or OffloadSettings(1.0),
             options if options.cacheable else None,
+            any_budget=options.kv_budget is None,
         )
         prefill = partial(prefill_turn, adapter, self.state.store, asker.settings.recipe_of(options))
         return Conversation(adapter, folder, settings, prefill, self.state.documents.visible_versions)

@@ -161,6 +161,7 @@ def _retriever(strategy: str):
 
 STRATEGIES = {name: _retriever(name) for name in ("dynakv", *sorted(plugins("kvweave.strategies")))}
 """A retriever of every strategy by its name, kvweave's own first."""
-RETRIEVING = [name for name, own in STRATEGIES.items() if not isinstance(own, SinkAttention)]
 CLUSTERED = [name for name, own in STRATEGIES.items() if isinstance(own, ClusterRetriever)]
+RETRIEVING = [name for name in STRATEGIES if name in (*CLUSTERED, "entries")]
+"""Those that read from the disk; the lab has others, which keep all entries in memory."""
 LOSSLESS = [name for name, own in STRATEGIES.items() if type(own) is not SinkAttention]

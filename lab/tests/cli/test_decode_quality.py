@@ -27,5 +27,14 @@ def test_another_process_resumes_a_conversation(command, documents):
     assert chat(command, "What is the password of Glorric?\n", "--new") == first
 
 
+def test_a_resumed_conversation_keeps_the_budget_that_it_began_with(command, documents):
+    command("add", documents, "--quiet")
+    chat(command, "What is the password of Glorric?\n", "--kv-budget", "0.5")
+    assert chat(command, "And of Brannic?\n") != ""
+    assert chat(command, "And of Glorric?\n", "--kv-budget", "0.5") != ""
+    refused = command("chat", "--kv-budget", "1", input_text="Who?\n", code=1)
+    assert "began with kv_budget 0.5, not 1; name that or none" in refused.stderr
+
+
 def chat(command, question, *options) -> str:
     return command("chat", *options, input_text=question).stdout

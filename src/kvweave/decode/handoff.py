@@ -4,6 +4,7 @@ Each layer is clustered and written as soon as the pass moves on to the next. In
 layer at a time is in memory. Knows nothing of recipes, nor of how tokens are chosen.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,10 @@ from kvweave.results import DecodeStats
 
 MAX_QUERY_ROWS = 32
 """Rows at a prompt's end whose queries decide which clusters become neighbours."""
+
+SHORT_TOKENS = 4096
+"""A prompt below this has little KV; without a memory bound, a budget on it costs time and gains next to nothing."""
+_LOG = logging.getLogger(__name__)
 
 
 def offload(
@@ -117,6 +122,13 @@ class PromptOffloader:
     def begin(self, positions: Tensor) -> None:
         """Start over with a prompt at rotary positions (N,)."""
         self.close()
+        if self.settings.kv_budget != 1 and not self.bounded and positions.numel() < SHORT_TOKENS:
+            _LOG.warning(
+                "decoding with a KV budget is slower than without one on a text of %d tokens, whose KV takes %.0f MB; "
+                "leave the budget out",
+                positions.numel(),
+                positions.numel() * self._geometry.token_bytes / 1e6,
+            )
         self._cache = OffloadedCache(self._geometry, self.settings, positions, self._files)
         self._written_layers, self._current = 0, None
 

@@ -17,6 +17,7 @@ from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
+    from kvweave_lab.eval.decoding.equal_reads import Request as ReadsRequest
     from kvweave_lab.eval.decoding.measure import Request as DecodingRequest
     from kvweave_lab.eval.long_texts import LongText
     from kvweave_lab.eval.personas.run import Request as PersonasRequest
@@ -38,7 +39,9 @@ class DecodeOptions:
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            "--strategy", help="A strategy, or dynakv/ABLATION; repeatable. Default: every strategy."
+            "--strategy",
+            help="A strategy, or dynakv/ABLATION; repeatable. Default: every strategy with a cost; with --text, those that are "
+            "compared at equal bytes read.",
         ),
     ] = None
     ablations: Annotated[
@@ -98,11 +101,35 @@ class DecodeOptions:
             help="Read texts from KIND=PATH instead of generating them. KIND: mmlu, arc, writingprompts or sharegpt.",
         ),
     ] = None
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text",
+            help="Compare strategies at equal bytes read on pieces of this file, or of a folder's .txt and .md files; "
+            "repeatable. A piece is --prompt-tokens and --length long.",
+        ),
+    ] = None
+    skip: Annotated[
+        int, typer.Option("--skip", min=0, help="With --text: pieces left out at the beginning.")
+    ] = 0
     folder: bench.Folder = None
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Folder for JSON, plots and report. The same command resumes there."),
     ] = None
+
+    def equal_reads(self, adapter: "Adapter") -> "ReadsRequest":
+        """Return the comparison on `text` that the options ask for; raises InvalidRequest for impossible options."""
+        from kvweave_lab.eval.decoding import equal_reads
+
+        length, *more = self.length or (64,)
+        if more:
+            raise InvalidRequest("with --text, --length is one number: of the tokens that are decoded")
+        texts = equal_reads.given_texts(
+            adapter, self.text or (), self.prompt_tokens, length, self.skip, self.samples
+        )
+        variants = tuple(self.strategy or equal_reads.COMPARED)
+        return equal_reads.Request(texts, variants, tuple(self.budget or equal_reads.BUDGETS), self.output)
 
     def request(self, adapter: "Adapter") -> "DecodingRequest":
         """Return the decoding that the options ask for; raises InvalidRequest for impossible options."""
@@ -144,14 +171,17 @@ def decode(
 
     opt.quiet_libraries()
     adapter = model.load_model("longer")
-    request = options.request(adapter)
-    with progress_bar(quiet or json) as report:
-        done = evaluate_decoding(adapter, request, report)
     about = {
         "command": bench.this_command(),
         "version": __version__,
         "date": datetime.date.today().isoformat(),
     }
+    if options.text:
+        _compare_reads(adapter, options.equal_reads(adapter), about, json=json, quiet=quiet)
+        return
+    request = options.request(adapter)
+    with progress_bar(quiet or json) as report:
+        done = evaluate_decoding(adapter, request, report)
     files = write(options.output, done, about) if options.output else []
     if json:
         print_json(content(done, about))
@@ -161,11 +191,31 @@ def decode(
     bench.print_paths(files)
 
 
+def _compare_reads(
+    adapter: "Adapter", request: "ReadsRequest", about: dict[str, str], *, json: bool, quiet: bool
+) -> None:
+    from kvweave.cli.output import STDOUT, print_json, progress_bar
+    from kvweave_lab.eval.decoding.equal_reads import compare
+    from kvweave_lab.eval.decoding.reads_report import content, reads_table
+    from kvweave_lab.report import json_bytes, write_files
+
+    with progress_bar(quiet or json) as report:
+        runs = compare(adapter, request, report)
+    found = content(adapter, request, runs, about)
+    files = write_files(request.output, {"equal_reads.json": json_bytes(found)}) if request.output else []
+    if json:
+        print_json(found)
+        return
+    STDOUT.print(reads_table(adapter.fingerprint.name, runs))
+    bench.print_paths(files)
+
+
 def _variants(names: Sequence[str], *, ablations: bool) -> tuple[str, ...]:
     from kvweave_lab.eval.decoding.measure import all_variants
-    from kvweave_lab.strategies import STRATEGIES
+    from kvweave_lab.strategies import INDEXED, STRATEGIES
 
-    return tuple(dict.fromkeys([*(all_variants() if ablations else ()), *names])) or STRATEGIES
+    all_but_indexed = [name for name in all_variants() if name not in INDEXED]
+    return tuple(dict.fromkeys([*(all_but_indexed if ablations else ()), *names])) or STRATEGIES
 
 
 def _file_texts(

@@ -9,5 +9,8 @@ CLUSTERED: Final = ("dynakv", "static", "local")
 STRATEGIES: Final = (*CLUSTERED, "entries", "window", DENSE)
 """What evaluations and benchmarks compare, kvweave's first; ablations of that one are in `ablations.py`."""
 
+INDEXED: Final = ("outline", "retroinfer", "pqcache", "pqcache-fine", "quest", "clusterkv", "oracle")
+"""What is compared at equal bytes read in addition, ours first: these keep all entries in memory, so that they have no cost."""
+
 MEMORY_SHARE: Final = 0.3
 """Default memory limit of measurements, as a share of the size of all KV."""

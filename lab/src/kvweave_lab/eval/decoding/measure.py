@@ -23,7 +23,7 @@ from kvweave_lab.eval.decoding.shift import UPDATES, Shift, measure_shift
 from kvweave_lab.eval.long_texts import LONG_TASKS, LongText, long_text
 from kvweave_lab.eval.world import Haystack
 from kvweave_lab.results_log import ResultsLog, dtype_name
-from kvweave_lab.strategies import CLUSTERED, DENSE, MEMORY_SHARE, STRATEGIES
+from kvweave_lab.strategies import CLUSTERED, DENSE, INDEXED, MEMORY_SHARE, STRATEGIES
 
 _LOG, _LOG_VERSION = "runs.jsonl", 3
 
@@ -299,7 +299,7 @@ ABLATIONS: Mapping[str, Callable[[OffloadSettings], OffloadSettings]] = MappingP
 
 def all_variants() -> tuple[str, ...]:
     """Return the names of every strategy, then of every ablation."""
-    return (*STRATEGIES, *(f"{ABLATED}/{name}" for name in ABLATIONS))
+    return (*STRATEGIES, *INDEXED, *(f"{ABLATED}/{name}" for name in ABLATIONS))
 
 
 def variant_named(name: str, settings: OffloadSettings) -> OffloadSettings:

@@ -20,6 +20,7 @@ from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.retriever import Retriever, TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.eval.decoding.results import AFTER_STEPS, ClusterReuse, RetrievalQuality
+from kvweave_lab.strategies.indexed import EstimatingAttention
 
 
 @dataclass(slots=True)
@@ -153,15 +154,15 @@ class RecordingRetriever(Retriever):
             self._recorder.qualities.append(RetrievalQuality(1.0, 1.0, 0.0))
         else:
             exact = _ExactAttention(attention, entries, limit)
-            attended = self.inner.attend(_LogitTap(attention, exact.count_best), limit)
+            attended = self.inner.attend(_LogitTap(attention, exact.count_read), limit)
             self._recorder.qualities.append(exact.quality_of(attention))
         if self._tracker is not None and isinstance(self.inner, ClusterRetriever):
             self._tracker.step(self.inner.table.sizes, [own.tolist() for own in self.inner.selected])
         return attended
 
 
-class _LogitTap(PartialAttention):
-    """Forwards additions to another attention and passes their logits to a callback; has no sums of its own."""
+class _LogitTap(EstimatingAttention):
+    """Forwards additions to another attention and passes their logits to a callback, if they are no estimates; has no sums."""
 
     def __init__(self, target: PartialAttention, on_logits: Callable[[Tensor], None]) -> None:
         self.query, self.softcap = target.query, target.softcap
@@ -175,6 +176,10 @@ class _LogitTap(PartialAttention):
     def add_logits(self, logits: Tensor, values: Tensor) -> None:
         """Pass the logits to the callback, then forward."""
         self._on_logits(logits)
+        self._target.add_logits(logits, values)
+
+    def add_estimate(self, logits: Tensor, values: Tensor) -> None:
+        """Forward."""
         self._target.add_logits(logits, values)
 
 
@@ -193,10 +198,12 @@ class _ExactAttention:
         self._count = min(limit, weights.shape[1])
         self._least = weights.topk(self._count).values[:, -1:] if self._count else weights[:, :1]  # (G, 1)
         self._hits = torch.zeros(weights.shape[0], device=weights.device)
+        self._read_mass = attention.log_mass  # (G, R)
         self._whole.add_logits(logits, values)
 
-    def count_best(self, logits: Tensor) -> None:
-        """Count the attended entries with these logits (G, R, m) that are among the best."""
+    def count_read(self, logits: Tensor) -> None:
+        """Count the attended entries with these logits (G, R, m), and those that are among the best."""
+        self._read_mass = torch.logaddexp(self._read_mass, logits.logsumexp(-1))
         weights = (logits - self._mass).exp().sum(1)
         best = (weights >= self._least * _TOLERANCE) & logits.isfinite().any(1)
         self._hits += best.sum(1)
@@ -206,7 +213,7 @@ class _ExactAttention:
         recall = (
             (self._hits.clamp(max=self._count) / self._count).mean() if self._count else torch.tensor(1.0)
         )
-        mass = (attention.log_mass - self._whole.log_mass).exp().clamp(max=1.0).mean()
+        mass = (self._read_mass - self._whole.log_mass).exp().clamp(max=1.0).mean()
         exact, own = self._whole.result().float(), attention.result().float()
         error = (own - exact).norm() / exact.norm().clamp(min=1e-30)
         return RetrievalQuality(float(recall), float(mass), float(error))

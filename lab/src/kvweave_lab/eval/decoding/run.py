@@ -6,8 +6,9 @@ The prompt is prefilled once and copied into every variant's KV.
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,19 @@ class Prefilled:
     def retrieving_layers(self) -> list[int]:
         """The layers without a sliding window."""
         return [index for index, (*_, window) in enumerate(self.layers.received) if window is None]
+
+    def state(self) -> dict[str, object]:
+        """Return what `restore` needs besides the text, for torch.save."""
+        return {"layers": self.layers.received, "logits": self.logits}
+
+    @classmethod
+    def restore(cls, text: LongText, state: Mapping[str, Any]) -> "Prefilled":
+        """Return a text's prompt from its `state`."""
+        layers = _PromptLayers()
+        layers.received = [
+            (keys, values, queries, window) for keys, values, queries, window in state["layers"]
+        ]
+        return cls(text, layers, state["logits"])
 
     def fill(self, offloaded: OffloadedCache) -> None:
         """Copy the prompt's KV into a variant's cache."""
