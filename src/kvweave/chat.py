@@ -28,7 +28,7 @@ from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.persistence import persist, reset_files, resume
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError
-from kvweave.files import try_lock
+from kvweave.files import make_folder, try_lock
 from kvweave.index.documents import version_of
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
@@ -40,6 +40,7 @@ from kvweave.state.conversation_log import (
     ConversationState,
     empty,
     read_state,
+    sweep,
     write_state,
 )
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, checked_name
@@ -65,7 +66,7 @@ class ConversationSettings:
 
 def start_over(folder: Path) -> None:
     """Empty the conversation in a folder; raises InvalidRequest while another process has it open."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with try_lock(folder / LOCK) as free:
         if not free:
             raise InvalidRequest(_TAKEN.format(folder))
@@ -107,11 +108,12 @@ class Conversation:
         self._versions: frozenset[str] = frozenset()
         self.held: OffloadedCache | None = None
         self.open_files = ExitStack()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if not self.open_files.enter_context(try_lock(folder / LOCK)):
             self.open_files.close()
             raise InvalidRequest(_TAKEN.format(folder))
         try:
+            sweep(folder)
             self._resume()
         except BaseException:
             self.open_files.close()
