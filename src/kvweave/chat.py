@@ -27,7 +27,7 @@ from kvweave.decode.handoff import PromptOffloader, TurnAppender, prefill_offloa
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.persistence import persist, reset_files, resume
 from kvweave.decode.settings import OffloadSettings
-from kvweave.errors import InvalidRequest, StoreError
+from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import make_folder, try_lock
 from kvweave.index.documents import version_of
 from kvweave.models.adapter import Adapter
@@ -246,7 +246,13 @@ class Conversation:
             self._settings.system, think=self._settings.generation.think
         )
         behind = TurnAppender(self._adapter, self.held, self.token_ids, prefix)
-        return self._prefill(turn, behind, behind).logits
+        try:
+            return self._prefill(turn, behind, behind).logits
+        except StoreFull:
+            raise
+        except StoreError as error:  # the files are damaged; the text is not
+            _LOG.warning("the KV of the conversation in %s is computed again: %s", self._folder, error)
+            return self.recompute(text)[1]
 
     def _contains(self, ids: Sequence[int]) -> bool:
         """Return whether the text contains these tokens in a row."""

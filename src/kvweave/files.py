@@ -17,6 +17,8 @@ from pathlib import Path
 DEAD_WRITER_AFTER_S = 60.0
 """A living writer in another container looks dead from here, but writes more often than this."""
 _GIVEN_UP_AFTER_S = 600.0
+_SYNCING_THREADS = 4
+"""The disk writes together what several threads wait for: 48 new files take 0.05 instead of 0.19 s on a virtual disk."""
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+$")
 
 
@@ -166,21 +168,28 @@ def sync_tree(folder: Path, synced: set[tuple[str, int, int]]) -> None:
     `synced` remembers the files and folders between calls, by path, inode and time of change. A file that is deleted meanwhile
     is skipped.
     """
-    for place, folders, names in os.walk(folder, topdown=False):
-        new = [
-            each for name in (*names, *folders) if (each := _stamp(os.path.join(place, name))) not in synced
-        ]
-        for path, _, _ in new:
-            if os.path.basename(path) in names:
-                with suppress(FileNotFoundError):
-                    _sync(path)
-        if new:
-            with suppress(FileNotFoundError):
-                _sync(place)
-        synced.update(new)
+    from concurrent.futures import ThreadPoolExecutor
+
+    files, folders, new = list[str](), dict[str, None](), list[tuple[str, int, int]]()
+    for place, inside, names in os.walk(folder):
+        for name in (*names, *inside):
+            path = os.path.join(place, name)
+            if (stamp := _stamp(path)) not in synced:
+                new.append(stamp)
+                folders[place] = None
+                files += [path] if name in names else []
     if (own := _stamp(str(folder))) not in synced:
-        sync_folder(folder.parent)
-        synced.add(own)
+        new.append(own)
+        folders[str(folder.parent)] = None
+    with ThreadPoolExecutor(_SYNCING_THREADS) as threads:
+        for paths in (files, folders):
+            list(threads.map(_sync_if_there, paths))
+    synced.update(new)
+
+
+def _sync_if_there(path: str) -> None:
+    with suppress(FileNotFoundError):
+        _sync(path)
 
 
 def _stamp(path: str) -> tuple[str, int, int]:

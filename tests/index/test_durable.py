@@ -1,11 +1,14 @@
 """A power cut in the middle of a change of the index: what the catalogue relies on stays."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 
 from kvweave.errors import StoreError
 from kvweave.index.documents import document_version
-from kvweave.index.vector_index import VectorIndex
+from kvweave.index.vector_index import GRACE_S, VectorIndex
 from kvweave.types import Chunk
 
 DIMENSIONS = 4
@@ -58,3 +61,18 @@ def test_a_version_that_another_process_has_synced_stays(tmp_path, monkeypatch):
     second.add([chunk("b")], vectors())
     monkeypatch.setattr("kvweave.machine.boot_id", lambda: "another run")
     assert VectorIndex(tmp_path, DIMENSIONS).rows_by_version() == {VERSIONS[0]: 1, VERSIONS[1]: 1}
+
+
+def test_files_that_killed_writers_have_left_are_deleted_after_an_hour(tmp_path):
+    index = VectorIndex(tmp_path, DIMENSIONS)
+    index.add([chunk("a")], vectors())
+    data = tmp_path / "chunks.lance" / "data"
+    left = [data / ".tmpAb12Cd", data / f"{'01' * 20}.lance", tmp_path / "synced.tmp-4194304999-abcdef01"]
+    young = data / ".tmpEf34Gh"
+    for path in (*left, young):
+        path.write_text("removed text")
+    for path in left:
+        os.utime(path, (time.time() - 2 * GRACE_S,) * 2)
+    index.sweep({VERSIONS[0]})
+    assert [path for path in (*left, young) if path.exists()] == [young]
+    assert index.rows_by_version() == {VERSIONS[0]: 1}

@@ -52,8 +52,8 @@ _WORDS_FIELD: Final = pa.field(COLUMN, pa.string())
 _COLUMN_PREFIX: Final = "words_"
 _FILLED_ROWS: Final = 2000
 
-_TEMPORARY: Final = ".tmp"
-"""How the names of files begin that LanceDB is writing."""
+_TEMPORARY: Final = "*.tmp*"
+"""The names of files that are being written, by LanceDB too."""
 _NEVER: Final = timedelta(days=36_500)
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
@@ -266,7 +266,7 @@ class VectorIndex:
         """Delete what killed writers have left: LanceDB keeps files without a version for a week, and temporary ones for ever."""
         old = timedelta(seconds=GRACE_S)
         _retried(lambda: self.table.optimize(cleanup_older_than=old, delete_unverified=True))
-        for path in self._folder.rglob(f"{_TEMPORARY}*"):
+        for path in self._folder.rglob(_TEMPORARY):
             if age_s(path) > GRACE_S:
                 path.unlink(missing_ok=True)
 
