@@ -1,16 +1,18 @@
 """The campaign: histories with seeds, in processes forked from one that has everything loaded; results go to a log that resumes."""
 
 import importlib
+import json
 import logging
 import multiprocessing
 import os
+import platform
 import shutil
 import tempfile
 import time
-from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import count
 from pathlib import Path
 from queue import Empty
@@ -80,7 +82,7 @@ class Size:
     rounds: int
 
 
-SHORT: Final = Size(3, (0.015, 0.05, 0.01), 0.3, 4)
+SHORT: Final = Size(3, (0.006, 0.02, 0.005), 0.25, 2)
 LONG: Final = Size(6, (0.1, 0.5, 0.1), 0.15, 40)
 EVERY: Final = Size(3, (1.0, 1.0, 1.0), 0.15, 200)
 
@@ -92,7 +94,7 @@ def run_history(kind: str, seed: int, size: Size, place: Path) -> History:
 
     def report(fault: str, invariant: str, detail: str) -> None:
         with found.open("a") as lines:
-            lines.write(repr((fault, invariant, detail)) + "\n")
+            lines.write(json.dumps([fault, invariant, detail]) + "\n")
 
     place.mkdir(parents=True, exist_ok=True)
     found = place / "found"
@@ -113,12 +115,33 @@ def run_history(kind: str, seed: int, size: Size, place: Path) -> History:
     except Broken as error:
         broken.append(["none", error.invariant, str(error.detail)])
     for line in found.read_text().splitlines():
-        fault, invariant, detail = literal_eval(line)
+        fault, invariant, detail = json.loads(line)
         checked[fault] += 1
         if invariant:
             broken.append([fault, invariant, detail[:600]])
     shutil.rmtree(place, ignore_errors=True)
     return History(kind, seed, dict(checked), broken, time.monotonic() - began)
+
+
+def summary(histories: Sequence[History], command: str) -> dict[str, Any]:
+    """Return what the histories have checked and found, as JSON values."""
+    checked, broken = Counter[str](), Counter[tuple[str, str]]()
+    seeds = {kind: sorted(each.seed for each in histories if each.kind == kind) for kind in KINDS}
+    for history in histories:
+        checked.update(history.checked)
+        broken.update((fault, invariant) for fault, invariant, _ in history.broken)
+    return {
+        "command": command,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "seeds": seeds,
+        "homes": sum(checked.values()),
+        "homes_by_fault": dict(sorted(checked.items())),
+        "broken": [
+            {"fault": fault, "invariant": invariant, "homes": number}
+            for (fault, invariant), number in sorted(broken.items())
+        ],
+    }
 
 
 def load() -> None:

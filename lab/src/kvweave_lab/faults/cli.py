@@ -1,8 +1,9 @@
 """kvweave-faults: runs the campaign."""
 
+import json
+import shlex
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from kvweave.errors import KvweaveError
 from kvweave_lab.faults import shim
 
 _MODULE = "kvweave_lab.faults.cli"
+_SHOWN = 5
 
 
 def faults(
@@ -26,12 +28,15 @@ def faults(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the log of histories; the same one resumes.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="JSON file for the counts by fault and finding.")
+    ] = None,
 ) -> None:
     """Crash, damage and fill up small homes, and check what must be true of them; exit code 1 if anything is not.
 
     Each history prints its seed, how many homes it checked, and what broke.
     """
-    from kvweave_lab.faults.campaign import EVERY, KINDS, LONG, SHORT, run
+    from kvweave_lab.faults.campaign import EVERY, KINDS, LONG, SHORT, run, summary
 
     chosen = kinds.split(",")
     if unknown := [kind for kind in chosen if kind not in KINDS]:
@@ -41,23 +46,24 @@ def faults(
     def until(begun: int) -> bool:
         return begun >= len(chosen) if short else time.monotonic() > ends
 
-    checked, broken = Counter[str](), Counter[tuple[str, str]]()
+    histories = []
     for history in run(chosen, seed, size, processes, until, output):
-        checked.update(history.checked)
+        histories.append(history)
+        homes, broken = sum(history.checked.values()), len(history.broken)
         print(
-            f"{history.kind} {history.seed}: {sum(history.checked.values())} homes, {len(history.broken)} broken,"
-            f" {history.seconds:.0f} s",
+            f"{history.kind} {history.seed}: {homes} homes, {broken} broken, {history.seconds:.0f} s",
             flush=True,
         )
-        for fault, invariant, detail in history.broken:
-            broken[fault, invariant] += 1
-            if broken[fault, invariant] <= 3:
-                print(f"  {fault}: {invariant}: {detail}", flush=True)
-    for fault, number in sorted(checked.items()):
+        for fault, invariant, detail in history.broken[:_SHOWN]:
+            print(f"  {fault}: {invariant}: {detail}", flush=True)
+    found = summary(histories, shlex.join(["kvweave-faults", *sys.argv[1:]]))
+    for fault, number in found["homes_by_fault"].items():
         print(f"{number:7,} {fault}")
-    for (fault, invariant), number in broken.most_common():
-        print(f"{number:7,} broken: {fault}: {invariant}")
-    if broken:
+    for each in found["broken"]:
+        print(f"{each['homes']:7,} broken: {each['fault']}: {each['invariant']}")
+    if report is not None:
+        report.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if found["broken"]:
         raise typer.Exit(1)
 
 

@@ -94,7 +94,7 @@ def _followed(folder: Path, advice: str) -> bool:
     elif "begin another conversation" in advice or "delete it" in advice:
         shutil.rmtree(folder / "conversations")
     else:
-        return "add" in advice
+        return "add" in advice or "again" in advice
     return True
 
 
