@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kvweave.errors import InvalidRequest
+from kvweave.errors import InvalidRequest, StoreError
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from support.tiny_kb import open_tiny, text
 
@@ -114,3 +114,18 @@ def test_what_a_killed_process_was_writing_of_a_conversation_is_deleted(tiny, tm
         else:
             base.remove(note)
         assert not left.exists()
+
+
+def test_an_index_that_was_torn_while_it_was_made_is_made_anew(tiny, tmp_path, note):
+    torn = tmp_path / "home" / "kb" / "notes" / "vectors" / "chunks.lance"
+    torn.mkdir(parents=True)
+    (torn / "_versions").mkdir()
+    (torn / "_versions" / "18446744073709551614.manifest").write_bytes(b"")
+    with open_tiny(tmp_path / "home") as base:
+        base.add(note)
+        assert base.ask("Where is the river?").sources
+        torn_again = base.folder / "vectors" / "chunks.lance" / "_versions"
+    for manifest in torn_again.glob("*.manifest"):
+        manifest.write_bytes(b"")
+    with open_tiny(tmp_path / "home") as base, pytest.raises(StoreError, match="cannot be opened"):
+        base.ask("What about the north?")

@@ -28,7 +28,9 @@ from kvweave_lab.faults.homes import adapter
 from kvweave_lab.faults.workload import NAMES, draw
 from kvweave_lab.results_log import ResultsLog
 
-KINDS: Final = ("crash", "error", "damage")
+KINDS: Final = ("crash", "error", "damage", "entries")
+_ENTRY_ROUNDS: Final = 25
+"""For each round of damage to a whole home: an entry is checked much faster."""
 VERSION: Final = 1
 _LOADED: Final = (
     "kvweave.answering.pipeline",
@@ -110,6 +112,8 @@ def run_history(kind: str, seed: int, size: Size, place: Path) -> History:
             )
         elif kind == "error":
             errors.check_all(root, 2 * size.steps, random, report)
+        elif kind == "entries":
+            damage.check_entries(root, _ENTRY_ROUNDS * size.rounds, random, report)
         else:
             damage.check_all(root, size.steps, size.rounds, random, report)
     except Broken as error:

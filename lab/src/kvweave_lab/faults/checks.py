@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,28 +38,27 @@ def must(holds: object, invariant: str, detail: object = "") -> None:
         raise Broken(invariant, detail)
 
 
+def broken_in(check: Callable[[], None]) -> tuple[str, str]:
+    """Return which invariant does not hold in a check and how it broke; two empty texts if all hold."""
+    try:
+        check()
+    except Broken as broken:
+        return broken.invariant, str(broken.detail)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [
+            f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if "kvweave" in frame.filename
+        ]
+        return f"a check ends without {type(error).__name__}", f"{error} at {', '.join(ours)}"
+    return "", ""
+
+
 class Checker:
     """Checks homes at one place; remembers what a fresh home answers over the same documents."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._fresh: dict[tuple[str, ...], list[str]] = {}
-
-    def broken(self, truth: Truth, *, thorough: bool) -> tuple[str, str]:
-        """Return which invariant does not hold and how it broke; two empty texts if all hold. See `check`."""
-        try:
-            self.check(truth, thorough=thorough)
-        except Broken as broken:
-            return broken.invariant, str(broken.detail)
-        except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            ours = [
-                f"{Path(frame.filename).name}:{frame.lineno}"
-                for frame in frames
-                if "kvweave" in frame.filename
-            ]
-            return f"a check ends without {type(error).__name__}", f"{error} at {', '.join(ours)}"
-        return "", ""
+        self._fresh: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
 
     def check(self, truth: Truth, *, thorough: bool) -> None:
         """Raise Broken if what must be true is not; changes the home as a user's next commands would."""
@@ -195,11 +194,16 @@ class Checker:
         must(np.isfinite(vectors.flatten().to_numpy()).all(), "vectors are finite")
 
 
-def _answers(base: KnowledgeBase) -> list[str]:
+def _answers(base: KnowledgeBase) -> list[tuple[str, list[str]]]:
+    """Return the answers to two questions, with the documents and places of their passages."""
     try:
-        return [base.ask(question).text for question in QUESTIONS[:2]]
+        answers = [base.ask(question) for question in QUESTIONS[:2]]
     except EmptyKnowledgeBase:
         return []
+    return [
+        (each.text, [f"{Path(source.document).stem} {source.start}" for source in each.sources])
+        for each in answers
+    ]
 
 
 def _digest(name: str, version: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from kvweave_lab.faults import shim
-from kvweave_lab.faults.checks import Checker, must
+from kvweave_lab.faults.checks import Checker, broken_in, must
 from kvweave_lab.faults.disk import CHANGES, SYNCS, Disk, Kind, Loss, Record, read_records
 from kvweave_lab.faults.homes import open_home
 from kvweave_lab.faults.workload import Step, Truth, take
@@ -90,8 +90,8 @@ def points(records: Sequence[Record], plans: Sequence[Sequence[Step]]) -> Iterat
             else:
                 truth = truth.after(running.pop(process))
         now = truth
-        for step in running.values():
-            now = now.during(step)
+        for under_way in running.values():
+            now = now.during(under_way)
         yield Point(number, now)
 
 
@@ -126,7 +126,9 @@ def check_all(
                     disk.leave(root, loss, random)
                     boot.write_text(f"after {point.record}")
                     shim.restart_machine(_SAME_BOOT if loss is Loss.NOTHING else boot)
-                    broken, detail = checker.broken(point.truth, thorough=random.random() < thorough)
+                    broken, detail = broken_in(
+                        partial(checker.check, point.truth, thorough=random.random() < thorough)
+                    )
                     where = f"record {point.record} ({last.kind.name} {last.path.removeprefix(str(root))})"
                     report(loss, broken, f"{where}: {detail}" if broken else "")
 

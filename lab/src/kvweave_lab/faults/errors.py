@@ -4,13 +4,14 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from kvweave.errors import KvweaveError
 from kvweave_lab.faults import shim
-from kvweave_lab.faults.checks import Checker, must
+from kvweave_lab.faults.checks import Checker, broken_in, must
 from kvweave_lab.faults.crashes import in_fork
 from kvweave_lab.faults.disk import Kind
 from kvweave_lab.faults.homes import open_home
@@ -28,6 +29,8 @@ FAULTS: Final[dict[str, tuple[tuple[Kind, ...], int, bool]]] = {
 }
 """The calls that fail, how, and whether they fail from then on until the step is over, or once."""
 CLOCK: Final = "clock jumped"
+_NONE: Final = "too few calls for a fault"
+_THOROUGH: Final = 0.3
 _DAY_S: Final = 86_400.0
 _JUMPS_S: Final = (-400 * _DAY_S, -_DAY_S, -30.0, 90.0, _DAY_S, 400 * _DAY_S)
 
@@ -63,8 +66,10 @@ def check_all(root: Path, steps: int, random: Random, report: Callable[[str, str
             except Exception as unexpected:
                 truth, failed = truth.during(step), repr(unexpected)
                 report(fault, "an error is one for users", f"{step} at call {call}: {failed}")
+            if fault != CLOCK and shim.calls() <= call:
+                fault = _NONE
             shim.fail((), 0)
-            broken, detail = checker.broken(truth, thorough=random.random() < 0.3)
+            broken, detail = broken_in(partial(checker.check, truth, thorough=random.random() < _THOROUGH))
             report(fault, broken, f"{step} at call {call}, which gave {failed!r}: {detail}" if broken else "")
             shim.set_clock(0)
 

@@ -51,7 +51,7 @@ class TinyModels(ResidentModels):
     encoder = Letters()  # type: ignore[assignment]
 
     @property
-    def model(self) -> Adapter:  # type: ignore[override]
+    def model(self) -> Adapter:
         """The tiny model."""
         return adapter()
 
