@@ -76,3 +76,18 @@ def test_files_that_killed_writers_have_left_are_deleted_after_an_hour(tmp_path)
     index.sweep({VERSIONS[0]})
     assert [path for path in (*left, young) if path.exists()] == [young]
     assert index.rows_by_version() == {VERSIONS[0]: 1}
+
+
+def test_a_new_index_goes_back_to_its_beginning(tmp_path, monkeypatch):
+    VectorIndex(tmp_path, DIMENSIONS)
+    index = VectorIndex(tmp_path, DIMENSIONS)
+    monkeypatch.setattr("kvweave.index.durable.Durability.sync", lambda self, version: None)
+    index.add([chunk("a")], vectors())
+    monkeypatch.undo()
+    for data in (tmp_path / "chunks.lance" / "data").iterdir():
+        data.write_bytes(b"")
+    monkeypatch.setattr("kvweave.machine.boot_id", lambda: "another run")
+    again = VectorIndex(tmp_path, DIMENSIONS)
+    assert again.rows_by_version() == {}
+    again.add([chunk("a")], vectors())
+    assert again.rows_by_version() == {VERSIONS[0]: 1}

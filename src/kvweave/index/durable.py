@@ -36,6 +36,12 @@ class Durability:
             if boot != machine.boot_id() or version > synced:  # another process may have synced a later one
                 self._write(version)
 
+    def begin(self, version: int) -> None:
+        """Sync a table of which nothing says what is whole: a new one, or one of an earlier version of kvweave."""
+        if self._state()[0] is None:
+            with suppress(OSError):  # a folder that cannot be written to
+                self.sync(version)
+
     def restore(self) -> None:
         """Drop the versions that a power cut may have torn. Does nothing in a folder that cannot be written to."""
         if self._state()[0] in (None, machine.boot_id()):

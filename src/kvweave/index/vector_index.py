@@ -114,6 +114,7 @@ class VectorIndex:
             )
         try:
             _prepare_words(self.table)
+            self._durability.begin(self.table.version)
         except (RuntimeError, ValueError, OSError) as error:
             # The folder may be read-only. Searches then use the index that is there.
             _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))

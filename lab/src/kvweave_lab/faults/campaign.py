@@ -85,7 +85,7 @@ class Size:
 
 
 SHORT: Final = Size(3, (0.006, 0.02, 0.005), 0.25, 2)
-LONG: Final = Size(6, (0.1, 0.5, 0.1), 0.15, 40)
+LONG: Final = Size(4, (0.02, 0.08, 0.03), 0.25, 12)
 EVERY: Final = Size(3, (1.0, 1.0, 1.0), 0.15, 200)
 
 

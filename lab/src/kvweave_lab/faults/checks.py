@@ -152,7 +152,8 @@ class Checker:
                         (question, said),
                     )
             if base.documents():
-                must("".join(base.send(conversation, QUESTIONS[1])) is not None, "a conversation goes on")
+                for _ in base.send(conversation, QUESTIONS[1]):
+                    pass
 
     def _complete(self, base: KnowledgeBase) -> None:
         """Adding the folder again finishes what was interrupted, and answers are then those of a fresh home."""
