@@ -9,6 +9,7 @@ import platform
 import shutil
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ def summary(histories: Sequence[History], command: str) -> dict[str, Any]:
 def load() -> None:
     """Load what all histories need, before any fork."""
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "lancedb fork support")  # no process that forks runs work of LanceDB
     logging.getLogger("kvweave").setLevel(logging.ERROR)
     for module in _LOADED:
         importlib.import_module(module)

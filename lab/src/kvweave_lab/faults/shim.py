@@ -15,6 +15,8 @@ from kvweave_lab.faults.disk import Kind
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _PRELOAD = "LD_PRELOAD"
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_LOG": "off"}
+"""No threads that a fork would lack, and no warnings of LanceDB about what the campaign does to it."""
 FOREVER = 2**62
 
 
@@ -35,12 +37,7 @@ def run_with_shim(arguments: list[str]) -> int:
         subprocess.run(
             [compiler, "-O2", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl", "-lpthread"], check=True
         )
-        environment = {
-            **os.environ,
-            _PRELOAD: str(library),
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        environment = {**os.environ, **_ENVIRONMENT, _PRELOAD: str(library)}
         return subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode
 
 
