@@ -192,8 +192,8 @@ class KnowledgeBaseState:
         The conversations could not be continued anyway: this frees the disk and removes what they quoted.
         """
         empty_outdated(self.conversations, self.documents.visible_versions())
-        self.facts.record(_REMOVED_TEXT, 0.0)
-        self.database.empty_log()
+        if self.database.empty_log():
+            self.facts.record(_REMOVED_TEXT, 0.0)
 
     def close(self) -> None:
         """Write counters and close files; closing twice is fine."""
