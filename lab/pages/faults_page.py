@@ -11,15 +11,17 @@ def counted_faults(result: Result) -> str:
     for each in result["broken"]:
         broken[each["fault"]] += each["homes"]
     lines = [
-        f"`{result['command']}`, {result['date']}, {result['machine']}: histories {seeds}; {result['homes']:,} homes checked.",
+        f"`{result['command']}`, {result['date']}, {result['machine']}: histories {seeds}; {result['homes']:,} homes and entry files checked.",
         "",
         *table(
-            ["fault", "homes or files", "an invariant broke in"],
+            ["fault", "homes or damaged files", "an invariant broke in"],
             (
                 [fault, f"{homes:,}", f"{broken.get(fault, 0):,}"]
                 for fault, homes in result["homes_by_fault"].items()
             ),
         ),
     ]
-    lines += [f"- {each['fault']}: {each['invariant']} ({each['homes']:,})" for each in result["broken"]]
+    if broken:
+        lines += ["", "What broke:", ""]
+        lines += [f"- {each['fault']}: {each['invariant']} ({each['homes']:,})" for each in result["broken"]]
     return "\n".join(lines)
