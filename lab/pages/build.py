@@ -30,6 +30,7 @@ from decoding_page import QUALITY as DECODING_QUALITY
 from decoding_page import dense_scores
 from decoding_page import parts as decoding_parts
 from evaluation_page import replayed, scores_of_all_tasks, scores_of_the_model, second_run, written_requests
+from faults_page import counted_faults
 from fuzz_page import fuzz_counts, fuzz_findings
 from methods_page import methods_page, tasks_page
 from natural_page import FILES as NATURAL_FILES
@@ -214,6 +215,7 @@ def main() -> None:
             repeated=repeated_questions(results("repeated_questions.json")),
             **{"preemption-delay": preemption(results("preemption_delay.json"))},
         ),
+        docs / "faults.md": with_parts(docs / "faults.md", faults=counted_faults(results("faults.json"))),
         docs / "ttft.md": with_parts(
             docs / "ttft.md", **ttft_parts({name: results(name) for name in TTFT_FILES})
         ),

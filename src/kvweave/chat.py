@@ -27,8 +27,8 @@ from kvweave.decode.handoff import PromptOffloader, TurnAppender, prefill_offloa
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.persistence import persist, reset_files, resume
 from kvweave.decode.settings import OffloadSettings
-from kvweave.errors import InvalidRequest, StoreError
-from kvweave.files import try_lock
+from kvweave.errors import InvalidRequest, StoreError, StoreFull
+from kvweave.files import make_folder, try_lock
 from kvweave.index.documents import version_of
 from kvweave.models.adapter import Adapter
 from kvweave.models.cache_base import LayerSink, PrefixContext
@@ -40,6 +40,7 @@ from kvweave.state.conversation_log import (
     ConversationState,
     empty,
     read_state,
+    sweep,
     write_state,
 )
 from kvweave.state.knowledge_base_state import KnowledgeBaseState, checked_name
@@ -67,7 +68,7 @@ class ConversationSettings:
 
 def start_over(folder: Path) -> None:
     """Empty the conversation in a folder; raises InvalidRequest while another process has it open."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with try_lock(folder / LOCK) as free:
         if not free:
             raise InvalidRequest(_TAKEN.format(folder))
@@ -110,11 +111,12 @@ class Conversation:
         self._versions: frozenset[str] = frozenset()
         self.held: OffloadedCache | None = None
         self.open_files = ExitStack()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if not self.open_files.enter_context(try_lock(folder / LOCK)):
             self.open_files.close()
             raise InvalidRequest(_TAKEN.format(folder))
         try:
+            sweep(folder)
             self._resume()
         except BaseException:
             self.open_files.close()
@@ -247,7 +249,13 @@ class Conversation:
             self._settings.system, think=self._settings.generation.think
         )
         behind = TurnAppender(self._adapter, self.held, self.token_ids, prefix)
-        return self._prefill(turn, behind, behind).logits
+        try:
+            return self._prefill(turn, behind, behind).logits
+        except StoreFull:
+            raise
+        except StoreError as error:  # the files are damaged; the text is not
+            _LOG.warning("the KV of the conversation in %s is computed again: %s", self._folder, error)
+            return self.recompute(text)[1]
 
     def _contains(self, ids: Sequence[int]) -> bool:
         """Return whether the text contains these tokens in a row."""

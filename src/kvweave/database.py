@@ -153,9 +153,10 @@ class Database:
         with self._session() as session, self._translated_errors():
             return session.connection.execute(sql, values).fetchall()
 
-    def empty_log(self) -> None:
-        """Write the write-ahead log into the file and empty it; without effect while other processes keep it in use."""
-        self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+    def empty_log(self) -> bool:
+        """Write the write-ahead log into the file and empty it; return False if others keep it in use, so that it stays."""
+        ((busy, _, _),) = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        return not busy
 
     def close(self) -> None:
         """Close every connection; using the database afterwards raises StoreError."""

@@ -8,10 +8,17 @@ import fcntl
 import os
 import re
 import secrets
+import stat
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+DEAD_WRITER_AFTER_S = 60.0
+"""A living writer in another container looks dead from here, but writes more often than this."""
+_GIVEN_UP_AFTER_S = 600.0
+_SYNCING_THREADS = 4
+"""The disk writes together what several threads wait for: 48 new files take 0.05 instead of 0.19 s on a virtual disk."""
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+$")
 
 
@@ -25,8 +32,8 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     Raises:
         OSError: the file system's own error; ENOSPC and EDQUOT when it is full.
     """
-    _make_folder(path.parent)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    make_folder(path.parent)
+    temporary = temporary_name(path)
     try:
         with temporary.open("xb") as file:
             for part in parts:
@@ -46,14 +53,32 @@ def publish_folder(temporary: Path, folder: Path) -> None:
     `folder` must not exist. A reader sees all of it or nothing.
     """
     for path in temporary.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)
     sync_folder(temporary)
     temporary.rename(folder)
     sync_folder(folder.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a name beside `path` that tells who writes there, see `is_abandoned`."""
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def is_abandoned(path: Path) -> bool:
+    """Return whether a file or folder has a temporary name and its writer is dead, or has not written for long."""
+    writer = writer_of(path.name)
+    if writer is None:
+        return False
+    age = age_s(path)
+    return age > _GIVEN_UP_AFTER_S or (age > DEAD_WRITER_AFTER_S and not is_process_alive(writer))
+
+
+def age_s(path: Path) -> float:
+    """Return the seconds since the last write; after a clock jumped back, a file counts as old, not as immortal."""
+    try:
+        return abs(time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return 0.0
 
 
 def writer_of(name: str) -> int | None:
@@ -96,6 +121,17 @@ def try_lock(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock on a file, created if missing; wait for the process or thread that has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock of `try_lock` on a file that may be missing; creates nothing."""
     try:
@@ -113,15 +149,60 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Create a folder and those around it where they are missing; their names are on the disk when this returns."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Write a folder's entries to the disk, so that a renamed file is there after a crash."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder)
+
+
+def sync_tree(folder: Path, synced: set[tuple[str, int, int]]) -> None:
+    """Write to the disk, names included, what another library has written under a folder since the last call.
+
+    `synced` remembers the files and folders between calls, by path, inode and time of change. A file that is deleted meanwhile
+    is skipped.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    files, folders, new = list[str](), dict[str, None](), list[tuple[str, int, int]]()
+    for place, inside, names in os.walk(folder):
+        for name in (*names, *inside):
+            path = os.path.join(place, name)
+            if (stamp := _stamp(path)) not in synced:
+                new.append(stamp)
+                folders[place] = None
+                files += [path] if name in names else []
+    if (own := _stamp(str(folder))) not in synced:
+        new.append(own)
+        folders[str(folder.parent)] = None
+    with ThreadPoolExecutor(_SYNCING_THREADS) as threads:
+        for paths in (files, folders):
+            list(threads.map(_sync_if_there, paths))
+    synced.update(new)
+
+
+def _sync_if_there(path: str) -> None:
+    with suppress(FileNotFoundError):
+        _sync(path)
+
+
+def _stamp(path: str) -> tuple[str, int, int]:
+    """Return what identifies a file's content, and a folder whatever it contains."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return path, 0, 0
+    return path, found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -193,6 +193,14 @@ the kernel is there.
 """
 
 
+def boot_id() -> str:
+    """Return what names this run of the machine, from its start to its end; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def respect_cpu_limits() -> int:
     """Lower PyTorch's number of threads to what the process may use, unless the user chose it; return the number.
 

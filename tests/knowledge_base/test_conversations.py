@@ -1,5 +1,7 @@
 """Conversations about documents that are removed or changed: they start over, and their files are deleted."""
 
+from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.errors import StoreError
 from support import tiny_kb
 
 ASKED = "Where is the river?"
@@ -57,3 +59,30 @@ def test_a_changed_document_makes_a_conversation_start_over_and_an_added_one_doe
         base.add(tmp_path)
         with base.conversation() as talk:
             assert talk.token_ids == []
+
+
+def test_kv_that_is_found_to_be_damaged_while_a_turn_reads_it_is_computed_again(
+    tiny, tmp_path, caplog, monkeypatch
+):
+    note = tmp_path / "note.txt"
+    note.write_text(tiny_kb.text(0))
+    said = []
+    attend, failures = OffloadedCache.attend_turn, iter([StoreError("not what was written")])
+
+    def damaged(cache, call, rows):
+        for failure in failures:
+            with cache:
+                raise failure
+        return attend(cache, call, rows)
+
+    for home in ("whole", "damaged"):
+        with tiny_kb.open_tiny(tmp_path / home, recipe="prefix") as base:
+            base.add(note)
+            began(base)
+            if home == "damaged":
+                monkeypatch.setattr(OffloadedCache, "attend_turn", damaged)
+            with base.conversation() as talk:
+                "".join(base.send(talk, "And the north?"))
+                said.append(list(talk.token_ids))
+    assert "is computed again: not what was written" in caplog.text
+    assert said[0] == said[1]

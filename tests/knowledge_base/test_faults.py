@@ -195,3 +195,23 @@ def test_documents_in_an_inaccessible_folder_stay(open_kb, documents, monkeypatc
     monkeypatch.undo()
     assert indexing.is_gone(str(documents / "nothing.md"))
     assert indexing.is_gone(str(documents))
+
+
+def test_a_damaged_text_is_not_used_and_the_next_add_restores_it(open_kb, documents):
+    base = open_kb()
+    base.add(documents)
+    base.close()
+    altered = 0
+    for path in (base.folder / "vectors").rglob("data/*.lance"):
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"walnut", b"wallet"))
+        altered += b"walnut" in content
+    assert altered
+    again = open_kb()
+    with pytest.raises(
+        KnowledgeBaseError, match=r"another text of .*passwords\.md .* is damaged; run `kvweave add`"
+    ):
+        again.ask(GLORRIC)
+    assert again.lost_documents() == [str(documents / "passwords.md")]
+    again.add(documents)
+    assert again.ask(GLORRIC).text == "walnut"

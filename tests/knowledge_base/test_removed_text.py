@@ -62,3 +62,16 @@ def test_removed_text_is_in_no_file_after_the_next_add(base, folder, monkeypatch
     assert files_with_text(base) == []
     assert not base.lost_documents()
     assert base.passages("river", top_k=30)
+
+
+def test_what_a_killed_removal_has_not_forgotten_goes_with_the_next_add(base, folder):
+    base.add(folder)
+    path = folder / f"{MARKER.decode()}.txt"
+    path.unlink()
+    base.state.remove(str(path))  # as a process that is killed after the commit
+    assert any(file.name.endswith("-wal") for file in files_with_text(base))
+    assert base.state.has_removed_text
+    base.add(folder)
+    assert not base.state.has_removed_text
+    assert not any(file.name.startswith("catalog") for file in files_with_text(base))
+    assert base.add(folder).removed == ()

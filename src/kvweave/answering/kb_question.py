@@ -9,7 +9,7 @@ from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import KnowledgeBaseError
-from kvweave.index.documents import DocumentTable
+from kvweave.index.documents import DocumentTable, row_id
 from kvweave.index.search import FoundChunk
 from kvweave.index.vector_index import VectorIndex
 from kvweave.index.words import shared_words
@@ -163,9 +163,20 @@ def explained(
 def best_chunks(
     index: VectorIndex, documents: DocumentTable, question: str, vector: Vector, top_k: int
 ) -> list[FoundChunk]:
-    """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost index."""
+    """Return the best chunks for a question, best first; raises KnowledgeBaseError for a lost or damaged index."""
     top_k = min(top_k, documents.chunk_count())
+    began_s = time.time()
     found = index.search(question, vector, top_k, documents.visible_versions())
+    rows = {row_id(chunk.version, chunk.position): chunk for chunk in found}
+    damaged = documents.damaged_texts({row: chunk.text for row, chunk in rows.items()})
+    if damaged:
+        index.delete(
+            {rows[row].version for row in damaged}, before_s=began_s
+        )  # the next `add` then writes them again
+        raise KnowledgeBaseError(
+            f"the index holds another text of {rows[damaged[0]].source} than was added: a file of it is damaged; run `kvweave add` "
+            "on that document again"
+        )
     if not found:
         raise KnowledgeBaseError(
             "the index holds none of the listed documents; run `kvweave add` on them again"

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,10 @@ _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS chunk_places (
         row_id TEXT PRIMARY KEY REFERENCES document_chunks (row_id) ON DELETE CASCADE,
         page INTEGER, heading TEXT NOT NULL, line INTEGER) WITHOUT ROWID""",
+    # Missing for chunks that earlier versions have listed.
+    """CREATE TABLE IF NOT EXISTS chunk_texts (
+        row_id TEXT PRIMARY KEY REFERENCES document_chunks (row_id) ON DELETE CASCADE,
+        digest TEXT NOT NULL) WITHOUT ROWID""",
     # A number is never used twice, so it also tells a chunk from the same chunk added again.
     """CREATE TABLE IF NOT EXISTS chunks_without_vector (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -161,6 +165,14 @@ class DocumentTable:
         )
         return {(source, position): Place(*place) for source, position, *place in rows}
 
+    def damaged_texts(self, texts: Mapping[str, str]) -> list[str]:
+        """Return the row ids whose texts are not those that were listed; rows that are not listed are left out."""
+        rows = self._database.query(
+            "SELECT row_id, digest FROM chunk_texts WHERE row_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(texts)),),
+        )
+        return [row for row, digest in rows if text_digest(texts[row]) != digest]
+
     def put(
         self,
         document: Document,
@@ -196,6 +208,7 @@ class DocumentTable:
             for n, (_, digest, count) in enumerate(zip(chunks, kv_digests, kv_tokens, strict=True))
         ]
         notes = [(document.source, n, note) for n, note in enumerate(document.notes)]
+        texts = [(row_id(version, n), text_digest(chunk.text)) for n, chunk in enumerate(chunks)]
         places = [
             (row_id(version, n), *astuple(chunk.place))
             for n, chunk in enumerate(chunks)
@@ -210,6 +223,7 @@ class DocumentTable:
                     "INSERT INTO chunks_without_vector (row_id) VALUES (?)", [row[:1] for row in rows]
                 )
             self._database.execute_many("INSERT INTO document_notes VALUES (?, ?, ?)", notes)
+            self._database.execute_many("INSERT INTO chunk_texts VALUES (?, ?)", texts)
             self._database.execute_many("INSERT INTO chunk_places VALUES (?, ?, ?, ?)", places)
         return listed
 
@@ -229,6 +243,11 @@ def _listed(*row: Any) -> ListedDocument:
 def document_version(source: str, digest: str) -> str:
     """Return the id of a version of a document, made from its source and the digest of its bytes: 32 hex digits."""
     return hashlib.blake2b(json.dumps([source, digest]).encode(), digest_size=16).hexdigest()
+
+
+def text_digest(text: str) -> str:
+    """Return the digest of a chunk's text by which damage is found: 32 hex digits."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def row_id(version: str, position: int) -> str:

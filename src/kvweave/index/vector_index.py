@@ -22,7 +22,9 @@ import pyarrow as pa
 from lancedb.index import FTS
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
+from kvweave.files import age_s
 from kvweave.index.documents import document_version, row_id
+from kvweave.index.durable import Durability
 from kvweave.index.search import (
     FoundChunk,
     Rerank,
@@ -50,6 +52,9 @@ _WORDS_FIELD: Final = pa.field(COLUMN, pa.string())
 _COLUMN_PREFIX: Final = "words_"
 _FILLED_ROWS: Final = 2000
 
+_TEMPORARY: Final = "*.tmp*"
+"""The names of files that are being written, by LanceDB too."""
+_NEVER: Final = timedelta(days=36_500)
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
 _NAMES_PER_QUERY: Final = 1000
@@ -94,6 +99,7 @@ class VectorIndex:
         self.schema = table_schema(dimensions)
         self._dimensions = dimensions
         self._rewrite = False  # whether files hold rows that this object has deleted
+        self._folder, self._durability = folder, Durability(folder, folder / f"{TABLE}.lance" / "_versions")
         try:
             self.table = self._opened(folder)
         except (RuntimeError, ValueError, OSError) as error:
@@ -108,6 +114,7 @@ class VectorIndex:
             )
         try:
             _prepare_words(self.table)
+            self._durability.begin(self.table.version)
         except (RuntimeError, ValueError, OSError) as error:
             # The folder may be read-only. Searches then use the index that is there.
             _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
@@ -134,6 +141,7 @@ class VectorIndex:
         # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
         # Only *older* rows: two processes that add one document must not delete each other's.
         self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
+        self._sync()
 
     @_as_store_errors()
     def without_vector(self, row_ids: Sequence[str]) -> dict[tuple[str, str], str]:
@@ -152,6 +160,7 @@ class VectorIndex:
         table = pa.table(columns, schema=pa.schema([self.schema.field(name) for name in columns]))
         merge = self.table.merge_insert(["row_id", "digest"]).when_matched_update_all()
         _retried(partial(merge.execute, table))
+        self._sync()
 
     @_as_store_errors()
     def search(
@@ -231,10 +240,13 @@ class VectorIndex:
             if self._rewrite or _has_deleted_rows(self.table):
                 _retried(partial(_split, self.table))
                 _retried(
-                    lambda: self.table.optimize(cleanup_older_than=unused)
+                    lambda: self.table.optimize(cleanup_older_than=_NEVER)
                 )  # indexes the row, else files are not joined
+            _retried(lambda: self.table.optimize(cleanup_older_than=_NEVER))
+            self._sync()  # before the files go that it replaces
             _retried(lambda: self.table.optimize(cleanup_older_than=unused))
             self._rewrite = False
+            self._delete_abandoned()
         except RuntimeError as error:
             _log.info("index not compacted this time: %s", _first_line(error))
         return deleted
@@ -251,6 +263,18 @@ class VectorIndex:
             rows = self.table.search().where(in_list("row_id", names) + condition)
             yield from rows.select(["row_id", "digest", "text"]).to_list()
 
+    def _delete_abandoned(self) -> None:
+        """Delete what killed writers have left: LanceDB keeps files without a version for a week, and temporary ones for ever."""
+        old = timedelta(seconds=GRACE_S)
+        _retried(lambda: self.table.optimize(cleanup_older_than=old, delete_unverified=True))
+        for path in self._folder.rglob(_TEMPORARY):
+            if age_s(path) > GRACE_S:
+                path.unlink(missing_ok=True)
+
+    def _sync(self) -> None:
+        """Write to the disk what LanceDB has written: a commit of the catalogue that needs it may follow, and LanceDB does not."""
+        self._durability.sync(self.table.version)
+
     def _delete_rows(self, versions: Collection[str], condition: str) -> int:
         """Delete the rows of some versions that meet a condition; return their number."""
         deleted = 0
@@ -261,6 +285,7 @@ class VectorIndex:
         return deleted
 
     def _opened(self, folder: Path) -> Any:
+        self._durability.restore()
         # Interval zero: each call sees what other processes have committed.
         connection = lancedb.connect(folder, read_consistency_interval=timedelta(0), session=lance_session())
 

@@ -16,6 +16,7 @@ import torch
 
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreError
+from kvweave.files import make_folder
 from kvweave.kvstore.capacity import Capacity, check_limit
 from kvweave.kvstore.catalog import Catalog, UsageCounters
 from kvweave.kvstore.format import Content
@@ -106,7 +107,7 @@ class ChunkStore(KVStore):
                 server = CircuitBreaker(open_remote_tier(shared, namespace))
                 undo.callback(server.close)
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
             except OSError as error:
                 raise StoreError(f"{self.folder} cannot be used as a store: {error.strerror}") from error
             if database is None:

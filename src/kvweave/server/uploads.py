@@ -5,12 +5,12 @@ see only its name.
 """
 
 import re
+import shutil
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from kvweave.cancellation import check_cancelled
 from kvweave.documents.reader_process import FileReader
 from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
 from kvweave.facts import facts
-from kvweave.files import write_atomically
+from kvweave.files import is_abandoned, sync_folder, temporary_name, write_atomically
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.results import AddReport, SkippedFile
 from kvweave.server.errors import ApiError
@@ -69,6 +69,7 @@ def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit) -> dic
     is computed while the server is idle, unless the setting `wait` is on or `idle_work` is off.
     """
     folder = upload_folder(base)
+    _sweep(folder)
     wait = base.config.wait or not base.config.server.idle_work
     paths: list[Path] = []
     skipped: list[SkippedFile] = []
@@ -100,16 +101,28 @@ def _store(upload: UploadFile, path: Path, reader: FileReader) -> str:
     if not path.exists():
         write_atomically(path, parts)
         return ""
-    with TemporaryDirectory(prefix=".", dir=path.parent) as aside:
-        new = Path(aside) / path.name
+    aside = temporary_name(path)
+    try:
+        new = aside / path.name
         write_atomically(new, parts)
-        try:
-            if not any(each.text.strip() for each in reader.read(new).documents):
-                return "there is no text in the file"
-        except (DocumentError, MissingExtra) as error:
-            return str(error)
+        if not any(each.text.strip() for each in reader.read(new).documents):
+            return "there is no text in the file"
         new.replace(path)
+        sync_folder(path.parent)
+    except (DocumentError, MissingExtra) as error:
+        return str(error)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return ""
+
+
+def _sweep(folder: Path) -> None:
+    """Delete the files that killed processes have left while they stored uploads."""
+    for path in filter(is_abandoned, folder.glob("*")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def remove(base: KnowledgeBase, source: str) -> list[str]:

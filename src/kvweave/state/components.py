@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvweave.config import Config
-from kvweave.errors import KnowledgeBaseMismatch
+from kvweave.errors import KnowledgeBaseMismatch, StoreError
 from kvweave.index.documents import DocumentTable, ListedChunk
 from kvweave.kvstore.keys import digest_chunks, digest_tokens
 from kvweave.once import once
@@ -103,9 +103,9 @@ class Components:
             return VectorIndex(
                 self.folder / "vectors", int(recorded) if recorded else self.encoder.dimensions, self._rerank
             )
-        except KnowledgeBaseMismatch:
-            # With no document listed, it is an empty table that was made for another embedding model.
-            if recorded or not self._delete_unlisted_index():
+        except (KnowledgeBaseMismatch, StoreError):
+            # With no document listed, it is an empty table that was made for another embedding model, or torn by a power cut.
+            if not self._delete_unlisted_index():
                 raise
             return VectorIndex(self.folder / "vectors", self.encoder.dimensions, self._rerank)
 

@@ -4,17 +4,19 @@ Light to import: removing a document empties the conversations that have read it
 the KV files in the same folder, which are worthless without this.
 """
 
+import hashlib
 import json
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvweave.errors import InvalidRequest, StoreError
-from kvweave.files import try_lock, write_atomically
+from kvweave.files import try_lock, write_atomically, writer_of
 
 LOCK = "lock"
 """Locked by the process that has the conversation open. It stays when a folder is emptied: others may wait for it."""
-_FILE, _NEXT = "said.json", "said.next"
+_FILE = "said.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ def read_state(folder: Path) -> ConversationState | None:
     """Return the conversation of a folder, or None for a new one; raises InvalidRequest for any other file."""
     try:
         stored = json.loads((folder / _FILE).read_bytes())
+        if stored.pop("digest", None) not in (None, _digest(stored)):  # earlier versions wrote none
+            raise ValueError("its content does not fit its digest")
         return ConversationState(
             str(stored["model"]),
             float(stored["kv_budget"]),
@@ -46,7 +50,7 @@ def read_state(folder: Path) -> ConversationState | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidRequest(
             f"{folder / _FILE} cannot be read ({error!r}); begin another conversation"
         ) from error
@@ -61,12 +65,23 @@ def write_state(folder: Path, state: ConversationState) -> None:
         "versions": sorted(state.versions),
     }
     try:
-        write_atomically(folder / _NEXT, [json.dumps(stored).encode()])
-        (folder / _NEXT).replace(folder / _FILE)
+        write_atomically(folder / _FILE, [json.dumps({**stored, "digest": _digest(stored)}).encode()])
     except OSError as error:
         raise StoreError(
             f"the conversation cannot be written to {folder}: {error.strerror}; free some space"
         ) from error
+
+
+def _digest(stored: dict[str, Any]) -> str:
+    """Return a digest of what is stored, so that a flipped bit does not change what was said."""
+    return hashlib.blake2b(json.dumps(stored).encode(), digest_size=16).hexdigest()
+
+
+def sweep(folder: Path) -> None:
+    """Delete the temporary files of killed writers, which hold what was said; the caller holds the lock, so no writer lives."""
+    for path in folder.iterdir():
+        if writer_of(path.name) is not None:
+            path.unlink(missing_ok=True)
 
 
 def empty(folder: Path) -> None:
@@ -90,6 +105,7 @@ def empty_outdated(conversations: Path, visible: Set[str]) -> None:
         with try_lock(folder / LOCK) as free:
             if not free:
                 continue
+            sweep(folder)
             try:
                 state = read_state(folder)
             except InvalidRequest:  # unreadable: it can neither be checked nor resumed

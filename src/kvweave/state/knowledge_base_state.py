@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -13,7 +13,7 @@ from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.config import Config
 from kvweave.database import Database, FactTable
 from kvweave.errors import InvalidRequest, PathNotFound
-from kvweave.files import try_lock
+from kvweave.files import make_folder, try_lock
 from kvweave.index.documents import DocumentTable
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.once import once
@@ -37,6 +37,9 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 SWEEP_GRACE_S: Final = 60.0
 """Index rows younger than this may belong to an `add` that runs in another process."""
+
+_REMOVED_TEXT: Final = "removed text"
+"""The fact that text of removed documents may be in conversations and in the database's log."""
 
 _USABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _USABLE = "letters, digits, '.', '_' and '-', 100 at most, a letter or digit first"
@@ -88,6 +91,8 @@ class KnowledgeBaseState:
         self._namespace = namespace or name
         self.idle_lock = folder / "idle.lock"  # of background work and calibration
         self.trials = folder / "calibration"  # KV of the budgets that calibration tries
+        with suppress(OSError):  # the database says what is wrong
+            make_folder(folder)
         with ExitStack() as undo:  # closes what was opened if the rest cannot be
             self.database = Database(folder / "catalog.sqlite")
             undo.callback(self.database.close)
@@ -148,6 +153,8 @@ class KnowledgeBaseState:
             for version in gone:
                 store.disown(version)
             self._forget(gone)
+            if gone:
+                self.facts.record(_REMOVED_TEXT, 1.0)
         self.database.after_commit(self._drop_trials)
 
     def have_vector(self, numbers: Sequence[int]) -> None:
@@ -170,8 +177,14 @@ class KnowledgeBaseState:
             store.disown(listed.version)
             self._forget([listed.version])
             self.preparation.mark_removed()
+            self.facts.record(_REMOVED_TEXT, 1.0)
         self.database.after_commit(self._drop_trials)
         return listed.version
+
+    @property
+    def has_removed_text(self) -> bool:
+        """Whether `forget_removed_text` has something to do: a process may have been killed before it did that."""
+        return bool(self.facts.get(_REMOVED_TEXT))
 
     def forget_removed_text(self) -> None:
         """Delete the text of conversations that have read removed documents, and of the database's log; raises StoreError.
@@ -179,7 +192,8 @@ class KnowledgeBaseState:
         The conversations could not be continued anyway: this frees the disk and removes what they quoted.
         """
         empty_outdated(self.conversations, self.documents.visible_versions())
-        self.database.empty_log()
+        if self.database.empty_log():
+            self.facts.record(_REMOVED_TEXT, 0.0)
 
     def close(self) -> None:
         """Write counters and close files; closing twice is fine."""

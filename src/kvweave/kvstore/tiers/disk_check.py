@@ -5,12 +5,10 @@ whose row is about to be committed by another process, and is left alone.
 """
 
 import logging
-import time
 from contextlib import suppress
-from pathlib import Path
 
 from kvweave.errors import DamagedEntry, StoreError, StoreTooNew
-from kvweave.files import is_process_alive, writer_of
+from kvweave.files import DEAD_WRITER_AFTER_S, age_s, is_abandoned
 from kvweave.kvstore.catalog import Catalog
 from kvweave.kvstore.format import check_entry, is_finite, verify_content
 from kvweave.kvstore.reports import VerifyReport
@@ -21,16 +19,13 @@ _LOG = logging.getLogger(__name__)
 UNLISTED_AFTER_S = 600.0
 """After this long, the writer of a file would have listed it."""
 
-DEAD_WRITER_AFTER_S = 60.0
-"""A living writer in another container looks dead from here, but writes more often than this."""
-
 _SWEPT = ".swept"  # its time of modification is that of the last sweep
 
 
 def needs_sweep(files: EntryFiles) -> bool:
     """Return whether the last sweep is so long ago that another one may find something."""
     mark = files.folder / _SWEPT
-    return not mark.exists() or _age_s(mark) > UNLISTED_AFTER_S
+    return not mark.exists() or age_s(mark) > UNLISTED_AFTER_S
 
 
 def sweep(files: EntryFiles, catalog: Catalog) -> int:
@@ -38,7 +33,7 @@ def sweep(files: EntryFiles, catalog: Catalog) -> int:
     names = files.scan()  # before the rows: a file whose row is committed in between is then seen as listed
     listed = set(catalog.all_paths())
     orphans = [name for name in names if name.endswith(SUFFIX) and name not in listed]
-    old = [name for name in orphans if _age_s(files.path(name)) > UNLISTED_AFTER_S]
+    old = [name for name in orphans if age_s(files.path(name)) > UNLISTED_AFTER_S]
     return _delete(files, old + _abandoned(files, names))
 
 
@@ -65,7 +60,7 @@ def relist(disk: DiskTier, key: str) -> bool:
     """
     folder = disk.files.folder
     for path in sorted((folder / key[:2]).glob(f"{key}.*{SUFFIX}")):
-        if _age_s(path) < DEAD_WRITER_AFTER_S:
+        if age_s(path) < DEAD_WRITER_AFTER_S:
             continue
         name = path.relative_to(folder).as_posix()
         try:
@@ -126,20 +121,4 @@ def _delete(files: EntryFiles, names: list[str]) -> int:
 
 def _abandoned(files: EntryFiles, names: list[str]) -> list[str]:
     """Return the temporary files of killed writers."""
-    return [name for name in names if _is_abandoned(name, files.path(name))]
-
-
-def _is_abandoned(name: str, path: Path) -> bool:
-    writer = writer_of(name)
-    if writer is None:
-        return False
-    age_s = _age_s(path)
-    return age_s > UNLISTED_AFTER_S or (age_s > DEAD_WRITER_AFTER_S and not is_process_alive(writer))
-
-
-def _age_s(path: Path) -> float:
-    """Return the seconds since the last write; after a clock jumped back, a file counts as old, not as immortal."""
-    try:
-        return abs(time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0
+    return [name for name in names if is_abandoned(files.path(name))]

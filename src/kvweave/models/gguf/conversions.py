@@ -10,8 +10,6 @@ import errno
 import hashlib
 import json
 import logging
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvweave.errors import StoreError, StoreFull
-from kvweave.files import publish_folder, try_lock, write_atomically
+from kvweave.files import publish_folder, temporary_name, try_lock, write_atomically
 
 VERSION: Final = 1
 """Raised when the same file would be converted into something else; older folders are then swept."""
@@ -123,7 +121,7 @@ class Conversions:
         free = shutil.disk_usage(self.folder).free
         if free < needed_bytes:
             raise OSError(errno.ENOSPC, f"{free / 1e9:.1f} GB are free")
-        temporary = folder.with_name(f"{folder.name}{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
+        temporary = temporary_name(folder)
         temporary.mkdir()
         try:
             write(temporary)
@@ -135,7 +133,7 @@ class Conversions:
 
     def _delete(self, folder: Path) -> None:
         """Delete a folder; after the first step no process takes what is left of it for a model."""
-        gone = folder.with_name(f"{folder.name}{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
+        gone = temporary_name(folder)
         folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 

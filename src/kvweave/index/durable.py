@@ -1,0 +1,83 @@
+"""Lets the commits of a LanceDB table survive a power cut. LanceDB syncs no file, and a file system may keep a name without its bytes.
+
+Before the catalogue relies on a version of the table, its files are written to the disk, and the file `synced` says which version is
+whole there, and in which run of the machine. Once the machine has been started again, later versions are dropped before the table is
+opened: they may be torn, and the catalogue relies on none of them.
+"""
+
+import json
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from kvweave import machine
+from kvweave.files import hold_lock, sync_folder, sync_tree, write_atomically
+
+_STATE: Final = "synced"
+_LOCK: Final = "synced.lock"
+_NEWEST: Final = 2**64 - 1
+"""Manifests are named by the distance of their version from this number; older tables name them by the version itself."""
+_LOG = logging.getLogger(__name__)
+
+
+class Durability:
+    """What of the table in `versions`, LanceDB's folder of manifests, is whole on the disk; `folder` has all of its files."""
+
+    def __init__(self, folder: Path, versions: Path) -> None:
+        self._folder, self._versions = folder, versions
+        self._synced: set[tuple[str, int, int]] = set()
+
+    def sync(self, version: int) -> None:
+        """Write a version of the table to the disk, and those before it; raises OSError."""
+        sync_tree(self._folder, self._synced)
+        with hold_lock(self._folder / _LOCK):
+            boot, synced = self._state()
+            if boot != machine.boot_id() or version > synced:  # another process may have synced a later one
+                self._write(version)
+
+    def begin(self, version: int) -> None:
+        """Sync a table of which nothing says what is whole: a new one, or one of an earlier version of kvweave."""
+        if self._state()[0] is None:
+            with suppress(OSError):  # a folder that cannot be written to
+                self.sync(version)
+
+    def restore(self) -> None:
+        """Drop the versions that a power cut may have torn. Does nothing in a folder that cannot be written to."""
+        if self._state()[0] in (None, machine.boot_id()):
+            return
+        with suppress(OSError), hold_lock(self._folder / _LOCK):
+            boot, synced = self._state()
+            if boot != machine.boot_id():  # otherwise another process has dropped them just now
+                self._drop_after(synced)
+                self._write(synced)
+
+    def _drop_after(self, synced: int) -> None:
+        found = {_version(path): path for path in self._versions.glob("*.manifest")}
+        later = [path for version, path in found.items() if version > synced]
+        if synced not in found or not later:
+            return
+        for path in later:
+            path.unlink(missing_ok=True)
+        for hint in self._versions.glob("latest_version_hint*"):
+            hint.unlink(missing_ok=True)
+        sync_folder(self._versions)
+        _LOG.warning(
+            "the machine was started again: the index of chunks goes back to its last synced version"
+        )
+
+    def _state(self) -> tuple[str | None, int]:
+        """Return the run of the machine, and the version that was whole on the disk then; None and 0 if nothing tells."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads((self._folder / _STATE).read_bytes())
+            return str(found["boot"]), int(found["version"])
+        return None, 0
+
+    def _write(self, version: int) -> None:
+        state = {"boot": machine.boot_id(), "version": version}
+        write_atomically(self._folder / _STATE, [json.dumps(state).encode()])
+
+
+def _version(manifest: Path) -> int:
+    number = int(manifest.stem) if manifest.stem.isdecimal() else 0
+    return _NEWEST - number if number > _NEWEST // 2 else number
