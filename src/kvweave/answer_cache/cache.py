@@ -396,16 +396,15 @@ class AnswerCache:
         return float(rows[0][0]) if rows else None
 
     def pending(
-        self, most: int = 100, reasons: Iterable[PendingReason] | None = None, without: Iterable[str] = ()
+        self, most: int = 100, reasons: Iterable[PendingReason] | None = None
     ) -> list[PendingQuestion]:
-        """Return pending questions, the longest pending first: for `reasons` or for any, leaving out those of `without`."""
+        """Return pending questions, the longest pending first: for `reasons` or for any."""
         wanted = None if reasons is None else json.dumps(list(reasons))
         rows = self._database.query(
             """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
                WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
-                 AND question NOT IN (SELECT value FROM json_each(?))
                ORDER BY waiting_since, id LIMIT ?""",
-            (wanted, wanted, json.dumps(list(without)), most),
+            (wanted, wanted, most),
         )
         return [
             PendingQuestion(question, AskOptions.from_key(key), reason, since)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.summary import CorpusSummary
-from kvweave.answer_cache.worth import PredictionOrigin, PredictionWorth
 from kvweave.database import Database
 
 HISTORY_LIMIT: Final = 64
@@ -18,9 +17,11 @@ HISTORY_LIMIT: Final = 64
 
 _TABLES: Final = (
     *("abstract_parts", "abstract_drops", "question_history", "question_history_seen", "predicted_questions"),
-    "prediction_worth",
 )
 """Deleting their rows also deletes those of the other tables, which refer to these."""
+
+PredictionOrigin: TypeAlias = Literal["knowledge", "history"]
+"""What a question was predicted from: the documents alone, or earlier questions too."""
 
 DropReason: TypeAlias = Literal[
     "repetition",
@@ -92,32 +93,19 @@ class PredictionStore:
         self.summary = CorpusSummary(database)
         self.history = QuestionHistory(database)
         self.predicted = PredictedQuestions(database)
-        self.worth = PredictionWorth(database)
 
     def record_question(self, question: str) -> None:
-        """Record that a user asked a question and got an answer, also for each kind of prediction that could have had it."""
+        """Record that a user asked a question and got an answer."""
         with self._database.transaction():
             self.history.add(question)
             self.predicted.record_asked(question)
-            self._database.execute("UPDATE prediction_worth SET asked = asked + 1 WHERE ready > 0")
-
-    def record_hit(self, question: str) -> None:
-        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
-        with self._database.transaction():
-            origin = self.predicted.record_hit(question)
-            if origin is not None:
-                self.worth.add(origin, hits=1)
 
     def documents_changed(self, gone: Iterable[str]) -> list[str]:
-        """Delete everything made from versions that are gone, in this transaction; return the deleted questions.
-
-        Also restarts the counts of `PredictionWorth`.
-        """
+        """Delete everything made from versions that are gone, in this transaction; return the deleted questions."""
         versions = list(gone)
+        if not versions:
+            return []
         with self._database.transaction():
-            self._database.execute("DELETE FROM prediction_worth")  # what was of no use may be now
-            if not versions:
-                return []
             self.summary.delete(versions)
             return self.predicted.delete(versions)
 
@@ -198,7 +186,9 @@ class PredictedQuestions:
         """CREATE TABLE IF NOT EXISTS predicted_answers (
             question TEXT PRIMARY KEY REFERENCES predicted_questions (question) ON DELETE CASCADE,
             answer TEXT NOT NULL) WITHOUT ROWID""",
-        "DROP TABLE IF EXISTS paraphrased_questions",  # of earlier versions; it keeps questions about deleted documents
+        # Of earlier versions; the first keeps questions about deleted documents.
+        "DROP TABLE IF EXISTS paraphrased_questions",
+        "DROP TABLE IF EXISTS prediction_worth",
     )
 
     def __init__(self, database: Database) -> None:
@@ -244,29 +234,16 @@ class PredictedQuestions:
         )
         return changed > 0
 
-    def record_hit(self, question: str) -> PredictionOrigin | None:
-        """Count an answer given to a user, if its question was predicted and no user had asked it before.
-
-        Returns the origin of the question if it was counted, else None.
-        """
-        origin = self.origin_of(question)
-        changed = self._database.execute(
+    def record_hit(self, question: str) -> None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
+        self._database.execute(
             "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked", (question,)
         )
-        return origin if changed else None
 
     def origin_of(self, question: str) -> PredictionOrigin | None:
         """Return the origin of a predicted question, or None."""
         rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
         return rows[0][0] if rows else None
-
-    def of(self, origins: Iterable[PredictionOrigin]) -> list[str]:
-        """Return the questions with one of these origins."""
-        rows = self._database.query(
-            "SELECT question FROM predicted_questions WHERE origin IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(origins)),),
-        )
-        return [question for (question,) in rows]
 
     def record_asked(self, question: str) -> None:
         """Record that a user asked a question in these words."""

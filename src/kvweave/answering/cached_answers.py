@@ -143,7 +143,7 @@ class CachedAnswers:
             if self.budget is not None and ahead_s is not None:
                 self.budget.add_worth(Worth(hits=1, saved_s=ahead_s))
             if self.predictions is not None:
-                self.predictions.record_hit(found.question)
+                self.predictions.predicted.record_hit(found.question)
                 self.predictions.record_question(clean_text(question))
 
     def keep(

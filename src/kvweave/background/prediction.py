@@ -4,7 +4,7 @@ Predicted questions are queued in the answer cache; `jobs` computes their KV and
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,10 +23,9 @@ from kvweave.answer_cache.evidence import (
     unknown_words,
 )
 from kvweave.answer_cache.guard import base
-from kvweave.answer_cache.predictions import DropReason, PredictionStore
+from kvweave.answer_cache.predictions import DropReason, PredictionOrigin, PredictionStore
 from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
-from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.pipeline import reply_to
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
@@ -99,7 +98,6 @@ class QuestionPredictor:
         system: the instruction that prompts start with.
         threshold: τ.
         stride: how many questions are predicted at a time (PerCache §4.1.2).
-        paused: returns the kinds of prediction that do not pay.
         examples: the KV of worked examples, which stand before all notes.
     """
 
@@ -112,7 +110,6 @@ class QuestionPredictor:
     system: str
     threshold: float
     stride: int
-    paused: Callable[[], Collection[PredictionOrigin]] = lambda: ()
     examples: MemoryStore = field(default_factory=MemoryStore)
 
     def next_job(self) -> Job | None:
@@ -122,7 +119,6 @@ class QuestionPredictor:
             self._listed(),
             lambda: self.prompts.batch_tokens or self._most_tokens,
             lambda: self.prompts.earlier_questions,
-            self.paused(),
         )
 
     def chunks_to_summarise(self) -> int:

@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 
-from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
 from kvweave.background.conditions import (
     Condition,
     MachineState,
@@ -29,7 +28,6 @@ class IdleStatus:
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
-        predictions: what predictions from the documents ("knowledge") and from earlier questions ("history") are worth.
         dropped: predicted questions that were not worth an answer, by reason.
         summaries_dropped: summaries that questions are not predicted from, by reason.
         conditions: what must hold for work that no user has just asked for.
@@ -43,7 +41,6 @@ class IdleStatus:
     worth_today: Worth
     worth: Worth
     waiting: int
-    predictions: dict[PredictionOrigin, PredictionStatus]
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
     conditions: tuple[Condition, ...]
@@ -71,7 +68,6 @@ def idle_status(
         budget.worth(today=True),
         budget.worth(),
         state.answers.totals().waiting,
-        predictions.worth.all(budget.answer_seconds()),
         predictions.predicted.totals().reasons,
         predictions.summary.drops(),
         (*conditions(config, machine), budget_condition(config, spent_today)),

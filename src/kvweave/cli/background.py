@@ -23,7 +23,6 @@ TITLES = {
     "restoration": "questions checked for evicted KV",
     "judging": "models tried as judges of questions",
 }
-_ORIGINS = {"knowledge": "documents", "history": "earlier questions"}
 OPTIONS = (*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride", "idle_seconds_per_day")
 
 
@@ -126,17 +125,8 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
 
 def _predictions(status: "IdleStatus") -> list[str]:
-    """Return a line with the benefit of each kind of prediction tried so far, and lines with the dropped ones."""
-    from kvweave.cli.output import seconds
-
+    """Return lines with the dropped predictions."""
     lines = []
-    for origin, one in status.predictions.items():
-        if one.ready or one.seconds:
-            rate = "" if one.hits_per_work is None else f" ({one.hits_per_work:.2g} per answer computed)"
-            lines.append(
-                f"predicted from {_ORIGINS[origin]}: {one.ready:,} ready, {one.hits:,} of {one.asked:,} questions answered from them for "
-                f"{seconds(one.seconds)} of work{rate}" + (f"; paused: {one.paused}" if one.paused else "")
-            )
     for what, reasons in (("questions", status.dropped), ("summaries", status.summaries_dropped)):
         if reasons:
             counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())

@@ -15,8 +15,6 @@ _SCHEMA: Final = (
         day TEXT PRIMARY KEY, entries INTEGER NOT NULL, hits INTEGER NOT NULL, saved_s REAL NOT NULL,
         kv_bytes REAL NOT NULL) WITHOUT ROWID""",
 )
-ANSWERING: Final = frozenset({"answers", "population", "conversion"})
-"""The kinds of jobs that answer a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +70,6 @@ class BackgroundBudget:
             (_today() if today else None,),
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
-
-    def answer_seconds(self) -> float | None:
-        """Return the mean seconds of answering a question ahead; None if none was."""
-        done = sum_of(spent for kind, spent in self.totals().items() if kind in ANSWERING)
-        return done.seconds / done.jobs if done.jobs else None
 
     def add_worth(self, worth: Worth) -> None:
         """Add what was made, or was of use, to today's."""

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
 from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase, open_knowledge_base
@@ -105,7 +104,6 @@ class Figures:
         served_by_origin: questions that kvweave answered from predictions, by what these were predicted from.
         idle_s, idle_flops: idle work by kind.
         predicted: questions that were kept, by origin; `dropped` why others were not, and `summaries_dropped` likewise.
-        predictions: what each kind of prediction is worth.
         nearest: of the kept question whose vector is nearest to a person's question, within the threshold: how many such pairs
             there are, and what the matcher says of them. What else was asked has no kept question within it.
         median_cosine, greatest_cosine: of a person's question and the nearest predicted one, dropped ones included.
@@ -117,7 +115,6 @@ class Figures:
     idle_s: dict[str, float]
     idle_flops: dict[str, float]
     predicted: dict[str, int]
-    predictions: dict[PredictionOrigin, PredictionStatus]
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
     nearest: dict[str, int]
@@ -345,7 +342,6 @@ def _figures(
         {kind: each.seconds for kind, each in spent.items()},
         {kind: each.flops for kind, each in spent.items()},
         base.predictions.predicted.totals().predicted,
-        status.predictions,
         status.dropped,
         status.summaries_dropped,
         derived.nearest(base.answers.matcher),
