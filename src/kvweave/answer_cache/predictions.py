@@ -6,11 +6,11 @@ It is part of the knowledge base's own database, so the commit that removes a do
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.summary import CorpusSummary
-from kvweave.database import Database
+from kvweave.database import Database, FactTable
 
 HISTORY_LIMIT: Final = 64
 """The most questions in the history; earlier ones are deleted."""
@@ -68,6 +68,24 @@ class PredictionTotals:
     def given_per_question(self) -> float:
         """Answers given per predicted question; 0 without any."""
         return self.given / self.kept if self.kept else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionCounts:
+    """What predictions were worth since the knowledge base was made, also those whose documents are gone.
+
+    Attributes:
+        made: questions predicted, and `dropped` those of them that were not worth an answer.
+        asked: predicted questions that users asked, in the same words or in others.
+        served: answers given from predicted questions before a user had asked these in their own words.
+        rejected: answers among these to which users said no.
+    """
+
+    made: int
+    dropped: int
+    asked: int
+    served: int
+    rejected: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +211,7 @@ class PredictedQuestions:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._counts = FactTable(database, "prediction_counts")
         database.script(self._SCHEMA)
 
     def add(
@@ -205,10 +224,12 @@ class PredictedQuestions:
     ) -> None:
         """Add a prediction with the versions of its documents and, if it was made for one, its answer."""
         with self._database.transaction():
-            self._database.execute(
+            new = self._database.execute(
                 "INSERT OR IGNORE INTO predicted_questions (question, origin, made_at, dropped) VALUES (?, ?, ?, ?)",
                 (question, origin, time.time(), dropped),
             )
+            self._counts.add("made", new)
+            self._counts.add("dropped", new * (dropped is not None))
             self._database.execute_many(
                 "INSERT OR IGNORE INTO predicted_from VALUES (?, ?)",
                 [(question, version) for version in set(versions)],
@@ -229,16 +250,23 @@ class PredictedQuestions:
 
     def drop(self, question: str, reason: DropReason) -> bool:
         """Mark a predicted question as dropped; return False, and change nothing, if a user has asked it meanwhile."""
-        changed = self._database.execute(
-            "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked", (reason, question)
-        )
+        with self._database.transaction():
+            changed = self._database.execute(
+                "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked",
+                (reason, question),
+            )
+            self._counts.add("dropped", changed)
         return changed > 0
 
     def record_hit(self, question: str) -> None:
         """Count an answer given to a user, if its question was predicted and no user had asked it before."""
-        self._database.execute(
-            "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked", (question,)
-        )
+        with self._database.transaction():
+            self._count_asked(question)
+            served = self._database.execute(
+                "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked",
+                (question,),
+            )
+            self._counts.add("served", served)
 
     def origin_of(self, question: str) -> PredictionOrigin | None:
         """Return the origin of a predicted question, or None."""
@@ -247,7 +275,24 @@ class PredictedQuestions:
 
     def record_asked(self, question: str) -> None:
         """Record that a user asked a question in these words."""
-        self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))
+        with self._database.transaction():
+            self._count_asked(question)
+            self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))
+
+    def record_rejection(self, questions: Iterable[str]) -> None:
+        """Count that a user said no to the answers to these questions, those of them that were predicted."""
+        self._counts.add("rejected", sum(map(self.contains, questions)))
+
+    def counts(self) -> PredictionCounts:
+        """Return what predictions were worth so far."""
+        return PredictionCounts(*(int(self._counts.get(each.name) or 0) for each in fields(PredictionCounts)))
+
+    def _count_asked(self, question: str) -> None:
+        """Count a predicted question that a user asks for the first time."""
+        rows = self._database.query(
+            "SELECT 1 FROM predicted_questions WHERE question = ? AND NOT asked AND given = 0", (question,)
+        )
+        self._counts.add("asked", len(rows))
 
     def delete(self, versions: Iterable[str]) -> list[str]:
         """Delete and return the questions predicted from these versions that no user has asked."""

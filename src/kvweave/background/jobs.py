@@ -23,6 +23,7 @@ from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
 from kvweave.state.active_requests import RequestGuard
 from kvweave.state.background_budget import Worth
+from kvweave.state.judge import JudgeFits
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.text import content_stems
 
@@ -31,6 +32,7 @@ JobKind: TypeAlias = Literal[
     "answers",
     "calibration",
     "judging",
+    "promotion",
     "population",
     "conversion",
     "abstract",
@@ -74,6 +76,8 @@ class JobSource:
         auto = config.recipe == AUTO and config.model.engine == TRANSFORMERS
         self._calibrator = Calibrator(state, asker.components, asker.settings) if auto else None
         self._answers_ahead = answers_ahead(asker.cached.threshold, config.prediction.decode_cutoff)
+        self._fits = JudgeFits(config.home)
+        self._judge = cache(lambda: judge.apart() if (judge := self._components.judge) is not None else None)
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AskOptions]] | None = None
         self._renew_predictor()
@@ -101,7 +105,7 @@ class JobSource:
         """Return the next job, None if nothing is left that this run has not tried.
 
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
-        answer (answers). Then the recipe that `auto` resolves to, by which all others are
+        answer (answers); one that a stored question asks in other words gets that answer (promotion). Then the recipe that `auto` resolves to, by which all others are
         computed (calibration), and how well the model judges questions, once it could have judged one (judging). Then predicted questions: their KV and answer (population), or the answer where it was left out
         before (conversion, PerCache §4.3.3). Then new predictions (abstract, prediction). Last, evicted KV, if the store's limit
         was raised (restoration).
@@ -167,6 +171,26 @@ class JobSource:
         fit = partial(judge.fit, between=self._guard.yield_to_requests)
         return Job("judging", "pairs of questions", ("judging",), 1, fit)
 
+    def _promotion(self, pending: PendingQuestion) -> Job | None:
+        """Return the job that puts a pending question and a near stored one to the judge, None if there is nothing to judge."""
+        key = ("promotion", pending.question, pending.options)
+        digest = self._metadata.get("model_digest")
+        if key in self._tried or not self._cached.error_bound or digest is None:
+            return None
+        fit, vector = self._fits.find(digest), self._cached.answers.vector(pending.question, pending.options)
+        near = (
+            None if fit is None else self._cached.near(pending.question, lambda: vector, pending.options, fit)
+        )
+        wanted = self._predictions.predicted.wanted_answer(pending.question)
+        if near is None or not _agrees(near.found.text, wanted):
+            return None
+        return Job("promotion", pending.question, key, 1, partial(self._promote, pending))
+
+    def _promote(self, pending: PendingQuestion) -> None:
+        judge = self._judge()
+        if judge is not None:
+            self._cached.promote(pending.question, pending.options, judge)
+
     def close(self) -> None:
         """Delete what a calibration has stored for its trials."""
         if self._calibrator is not None:
@@ -192,7 +216,7 @@ class JobSource:
             return None
         first = left[0]
         key = (kind, first.question, first.options)
-        return Job(kind, first.question, key, len(left), partial(do, first))
+        return self._promotion(first) or Job(kind, first.question, key, len(left), partial(do, first))
 
     def _populate(self, pending: PendingQuestion) -> None:
         if self._answers_ahead:
@@ -263,5 +287,9 @@ def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
     if repeats(answer.text):
         return "repetition"
     supported = is_supported(question, answer.text, [source.text for source in answer.sources])
-    agrees = not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer.text]))
-    return None if supported and agrees else "unsupported"
+    return None if supported and _agrees(answer.text, wanted) else "unsupported"
+
+
+def _agrees(answer: str, wanted: str) -> bool:
+    """Return whether an answer has a content word of the one that its question was made for, if it was."""
+    return not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer]))

@@ -22,6 +22,7 @@ TITLES = {
     "prediction": "rounds of predictions",
     "restoration": "questions checked for evicted KV",
     "judging": "models tried as judges of questions",
+    "promotion": "pairs of questions judged ahead",
 }
 OPTIONS = (*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride", "idle_seconds_per_day")
 
@@ -125,8 +126,23 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
 
 def _predictions(status: "IdleStatus") -> list[str]:
-    """Return lines with the dropped predictions."""
-    lines = []
+    """Return lines with what predictions and promotions were worth, and why predictions were dropped."""
+    from kvweave.cli.output import seconds
+
+    def took(*kinds: str) -> str:
+        return seconds(sum(status.seconds.get(kind, 0.0) for kind in kinds))
+
+    made, lines = status.predictions, []
+    if made.made:
+        lines.append(
+            f"predicted: {made.made:,} questions, {made.dropped:,} dropped; {made.asked:,} of them asked, {made.served:,} answers given from "
+            f"them, {made.rejected:,} rejected, for {took('abstract', 'prediction', 'population', 'conversion')} of work"
+        )
+    if status.promoted:
+        lines.append(
+            f"promoted: {status.promoted:,} questions got a stored answer; {status.promoted_given:,} answers given from them, for "
+            f"{took('judging', 'promotion')} of work"
+        )
     for what, reasons in (("questions", status.dropped), ("summaries", status.summaries_dropped)):
         if reasons:
             counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())

@@ -16,6 +16,10 @@ _SCHEMA: Final = (
         kv_bytes REAL NOT NULL) WITHOUT ROWID""",
 )
 
+_ANSWERING: Final = frozenset(
+    {"answers", "population", "conversion"}
+)  # the kinds of jobs that answer a question
+
 
 @dataclass(frozen=True, slots=True)
 class Spent:
@@ -70,6 +74,11 @@ class BackgroundBudget:
             (_today() if today else None,),
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
+
+    def answer_seconds(self) -> float:
+        """Return the mean seconds of answering a question ahead; 0 before the first."""
+        done = sum_of(spent for kind, spent in self.totals().items() if kind in _ANSWERING)
+        return done.seconds / done.jobs if done.jobs else 0.0
 
     def add_worth(self, worth: Worth) -> None:
         """Add what was made, or was of use, to today's."""
