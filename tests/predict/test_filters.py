@@ -185,7 +185,15 @@ class TestPrompts:
     def test_chat_models_get_the_number_and_the_earlier_questions(self):
         prompts = prompts_for("Qwen/Qwen2.5-0.5B-Instruct", chat=True)
         assert isinstance(prompts, InstructPrompts)
-        assert " 4 questions" in prompts.predict_from_documents(4).text
+        assert prompts.summarise() is None  # it asks about passages as they are
+        first, second = (prompts.predict_from_documents(5, draw).text for draw in (0, 1))
+        assert "Write 5 questions" in first
+        asked = [
+            {kind for kind in prompts_module.KINDS if f"{kind}," in text or f"{kind}." in text}
+            for text in (first, second)
+        ]
+        assert asked[0] | asked[1] == set(prompts_module.KINDS)
+        assert not asked[0] & asked[1]
         request = prompts.predict_from_history(("What does Anna own?", "What does Ben own?"), 3).text
         assert "- What does Anna own?\n- What does Ben own?\n" in request
         assert " 3 questions" in request

@@ -117,7 +117,7 @@ class QuestionPredictor:
         return next_job(
             self.predictions,
             self._listed(),
-            lambda: self.prompts.batch_tokens or self._most_tokens,
+            lambda: min(self.prompts.batch_tokens, self._most_tokens),
             lambda: self.prompts.earlier_questions,
         )
 
@@ -163,8 +163,11 @@ class QuestionPredictor:
             self._store(self._replies_to(asked), "knowledge", [job.part], done)
             return
         parts = self._that_fit([job.part, *job.others])
-        request = self.prompts.predict_from_documents(self._per_reply)
-        replies = [(self.reply([part.text for part in parts], request, draw), "") for draw in draws]
+        notes, prompts = [part.text for part in parts], self.prompts
+        requests = [prompts.predict_from_documents(self._per_reply, draw) for draw in draws]
+        replies = [
+            (self.reply(notes, request, draw), "") for request, draw in zip(requests, draws, strict=True)
+        ]
         self._store(replies, "knowledge", parts, done)
 
     def _predict_from_history(self, job: PredictFromHistory) -> None:
@@ -181,10 +184,13 @@ class QuestionPredictor:
         request = self.prompts.predict_from_history(job.earlier, self._per_reply)
         replies: list[tuple[str, str]] = []
         used: dict[SummaryPart, None] = {}
+        others = list(job.parts)
+        if self._draws == 1:
+            others.sort(key=lambda each: -shared_words(each.text, job.earlier))
         for draw in range(self._draws):
-            start = draw % len(job.parts)
+            start = draw % len(others)
             # A model that reads one part at a time gets another one for every draw.
-            parts = self._that_fit([*job.parts[start:], *job.parts[:start]])
+            parts = self._that_fit([*others[start:], *others[:start]])
             used |= dict.fromkeys(parts)
             replies.append((self.reply([part.text for part in parts], request, draw), ""))
         self._store(replies, "history", list(used), seen)
@@ -324,7 +330,8 @@ class QuestionPredictor:
     def _is_same(self, question: str, other: str, cosine: float) -> bool:
         if question == other or is_near_duplicate(question, other, cosine):
             return True
-        return self.answers.matcher.same(question, other, cosine, self.threshold)
+        # What only a model could tell apart counts as the same: that costs no more than a prediction.
+        return self.answers.matcher.compare(question, other, cosine, self.threshold).sameness != "different"
 
 
 def _summary_fault(summary: str, chunks: Sequence[str]) -> DropReason | None:

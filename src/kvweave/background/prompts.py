@@ -37,21 +37,21 @@ class PromptSet(ABC):
         questions_per_reply: the most questions in one reply.
         earlier_questions: the most earlier questions in a request.
         max_parts: the most parts of the summary in front of a request; None for as many as fit.
-        batch_tokens: the most tokens of chunks to summarise at once; None for a share of the model's context.
+        batch_tokens: the most tokens of chunks to summarise, or to predict from, at once.
     """
 
     questions_per_reply: int = 1
     earlier_questions: int = 3
     max_parts: int | None = 1
-    batch_tokens: int | None = 512
+    batch_tokens: int = 512
 
     def summarise(self) -> Request | None:
         """Return the request for the key content of the notes; None to predict from the notes themselves."""
         return None
 
     @abstractmethod
-    def predict_from_documents(self, count: int) -> Request:
-        """Return the request for `count` questions that the notes answer."""
+    def predict_from_documents(self, count: int, draw: int = 0) -> Request:
+        """Return the request for `count` questions that the notes answer, the one number `draw` about the same notes."""
 
     def ask_for(self, answer: str, opening: str) -> Request | None:
         """Return the request for the question, with this opening, that words of the notes answer; None if the model chooses."""
@@ -67,12 +67,12 @@ class ReferencePrompts(PromptSet):
     """The reference model's requests, word for word as in its training (`models/reference/README.md`)."""
 
     earlier_questions: int = 2
-    batch_tokens: int | None = 256  # it was trained on a handful of facts at once
+    batch_tokens: int = 256  # it was trained on a handful of facts at once
 
     def summarise(self) -> Request:
         return Request("What is the key content of these notes?")
 
-    def predict_from_documents(self, count: int) -> Request:
+    def predict_from_documents(self, count: int, draw: int = 0) -> Request:
         return Request("Which question do these notes answer?")
 
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
@@ -81,33 +81,30 @@ class ReferencePrompts(PromptSet):
 
 @dataclass(frozen=True, slots=True)
 class InstructPrompts(PromptSet):
-    """Requests for models that follow instructions. They ask for what PerCache's do (§4.1.2, App. B.3), in our words."""
+    """Requests for models that follow instructions, in their chat template. They ask for what PerCache's do (§4.1.2, App. B.3).
+
+    A request is about one passage and names how its questions begin, in every round otherwise: left alone, small models ask for what
+    the first sentence says.
+    """
 
     questions_per_reply: int = 5
     earlier_questions: int = 10
-    max_parts: int | None = None
-    batch_tokens: int | None = None
+    batch_tokens: int = 320
 
-    def summarise(self) -> Request:
+    def predict_from_documents(self, count: int, draw: int = 0) -> Request:
+        kinds = [KINDS[(draw * count + number) % len(KINDS)] for number in range(count)]
         return Request(
-            "What do these notes say? Give the key facts in short sentences of their own: who and what they are about, "
-            "what happened or is planned, and every date, time, place, number and amount. Leave out everything else "
-            "and add nothing."
-        )
-
-    def predict_from_documents(self, count: int) -> Request:
-        return Request(
-            f"Which {count} questions is the owner of these notes most likely to ask about them? Mix general questions "
-            "with questions for a single detail. Each must be complete by itself, name what it is about, and be "
-            f"answered by the notes. {_FORM}"
+            f"Write {count} questions that the owner of these notes may ask about them later. Begin one with each of these words: "
+            f"{', '.join(kinds)}. {_FORM}",
+            _ASKING,
         )
 
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         asked = "\n".join(f"- {question}" for question in earlier)
         return Request(
-            f"The owner of these notes has asked before:\n{asked}\nWhich {count} questions will the same person ask "
-            "next? Keep to the wording, tone and interests of the earlier questions, repeat none of them, and ask only "
-            f"what the notes answer. {_FORM}"
+            f"The owner of these notes has asked before:\n{asked}\nWrite {count} questions that the same person will ask next, about other "
+            f"facts. Keep to the wording, tone and interests of the earlier questions, and repeat none of them. {_FORM}",
+            _ASKING,
         )
 
 
@@ -119,7 +116,7 @@ class FewShotPrompts(PromptSet):
     its question. Asked for a summary, they copy or invent.
     """
 
-    def predict_from_documents(self, count: int) -> Request:
+    def predict_from_documents(self, count: int, draw: int = 0) -> Request:
         return self.ask_for("it", "What")
 
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
@@ -160,7 +157,17 @@ ASKED_EXAMPLES: Final = (
 )
 """Notes, words of them, and the question that those answer."""
 
-_FORM: Final = "Write one question per line and nothing else."
+KINDS: Final = (
+    *("Who", "When", "How much or how many", "Why", "What"),
+    *("What happens if", "What changed", "Where", "Which", "How"),
+)
+"""How questions begin that an instruct model is asked for."""
+
+_ASKING: Final = "You read notes and write the questions that people later ask about them."
+_FORM: Final = (
+    "Each question asks for one fact that the notes state, and names the person, place or thing that it is about, so that it can be "
+    "understood without the notes. Write one question per line and nothing else."
+)
 
 
 def prompts_for(model: str, *, chat: bool) -> PromptSet:
