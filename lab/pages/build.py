@@ -205,7 +205,7 @@ def main() -> None:
             answers,
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
             people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
-            rules=all_rules(results("lookalikes_people.json"), map(results, JUDGING_FILES)),
+            rules=all_rules(results("lookalikes_rules.json"), map(results, JUDGING_FILES)),
             judging=judged_questions(map(results, JUDGING_FILES)),
             funnel=prediction_funnels(map(results, FUNNEL_FILES)),
             prediction=predicted_questions(results("prediction.json")),
