@@ -16,8 +16,12 @@ from kvweave.answer_cache.evidence import (
     unknown_words,
 )
 from kvweave.background import prompts as prompts_module
+from kvweave.background.prediction import request_prompt
 from kvweave.background.prompts import FewShotPrompts, InstructPrompts, ReferencePrompts, prompts_for
 from kvweave.background.source_passages import PASSAGE_WORDS, Asked, answers_in, nearest_first, passages
+from kvweave.models.prompt import PromptTemplate
+from kvweave.testing import tiny_tokenizer
+from kvweave.types import Message
 
 
 class TestParsing:
@@ -197,6 +201,20 @@ class TestPrompts:
         request = prompts.predict_from_history(("What does Anna own?", "What does Ben own?"), 3).text
         assert "- What does Anna own?\n- What does Ben own?\n" in request
         assert " 3 questions" in request
+
+    def test_chat_models_read_notes_and_request_in_one_message(self):
+        template = PromptTemplate(
+            tiny_tokenizer("{% for each in messages %}{{ each.content }}\n{% endfor %}")
+        )
+        request = InstructPrompts().predict_from_documents(2)
+        prompt = request_prompt(template, ["A note.", "Another."], request, "Answer.")
+        said = f"A note.\n\nAnother.\n\n{request.text}"
+        expected, _ = template.render_chat([Message("system", request.system), Message("user", said)])
+        assert prompt.token_ids == expected
+        assert [(span.kind, span.tokens) for span in prompt.spans] == [
+            ("system", 0),
+            ("question", prompt.tokens),
+        ]
 
     def test_base_models_get_worked_examples_in_the_layout_of_their_prompts(self, template):
         prompts = prompts_for("google/gemma-3-270m", chat=template.is_chat)

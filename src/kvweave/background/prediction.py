@@ -33,14 +33,14 @@ from kvweave.background.source_passages import Asked, answers_in, nearest_first,
 from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig
 from kvweave.index.documents import DocumentTable, version_of
 from kvweave.kvstore.memory_store import MemoryStore
-from kvweave.models.prompt import PromptTemplate
+from kvweave.models.prompt import SEPARATOR, PromptTemplate
 from kvweave.options import AskOptions, within_context
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.recipe import Recipe
 from kvweave.state.components import RequestContext
 from kvweave.text import clean_text
-from kvweave.types import Prompt, ReplyFormat, Span, TokenizedPrompt
+from kvweave.types import Message, Prompt, ReplyFormat, Span, TokenizedPrompt
 
 BATCH_SHARE: Final = 4
 """A batch of chunks takes at most this fraction (1/4) of the model's context, and so do the summary's parts in a prompt."""
@@ -72,6 +72,13 @@ def request_prompt(
             Span("question", len(head), end),
         )
         return TokenizedPrompt((*head, *rest), spans, (len(head), end), ReplyFormat(one_line=True))
+    if (
+        request.system is not None
+    ):  # notes and request in one message: what stands before a question is for questions
+        said = SEPARATOR.join((*notes, request.text))
+        ids, form = template.render_chat([Message("system", request.system), Message("user", said)])
+        whole = Span("system", 0, 0), Span("question", 0, len(ids))
+        return TokenizedPrompt(ids, whole, (0, len(ids)), form)
     return template.render(Prompt(request.text, tuple(notes), before, several_lines=True))
 
 
@@ -255,8 +262,9 @@ class QuestionPredictor:
         if most < 1:
             return ""
         how = generation_for(draw), most
-        if request.plain:
-            decoded = reply_to(adapter, self.examples, recipe_named(EXACT), prompt, *how, keep=True)
+        if request.system is not None:  # no stored chunk fits what it reads
+            exact = recipe_named(EXACT)
+            decoded = reply_to(adapter, self.examples, exact, prompt, *how, keep=request.plain)
         else:
             decoded = reply_to(adapter, context.store, self.recipe, prompt, *how)
         return f"{request.lead} {decoded.text.strip()}".strip()

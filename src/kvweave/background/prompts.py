@@ -97,6 +97,7 @@ class InstructPrompts(PromptSet):
             f"Write {count} questions that the owner of these notes may ask about them later. Begin one with each of these words: "
             f"{', '.join(kinds)}. {_FORM}",
             _ASKING,
+            max_tokens=_TOKENS_PER_QUESTION * count,
         )
 
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
@@ -105,6 +106,7 @@ class InstructPrompts(PromptSet):
             f"The owner of these notes has asked before:\n{asked}\nWrite {count} questions that the same person will ask next, about other "
             f"facts. Keep to the wording, tone and interests of the earlier questions, and repeat none of them. {_FORM}",
             _ASKING,
+            max_tokens=_TOKENS_PER_QUESTION * count,
         )
 
 
@@ -163,6 +165,7 @@ KINDS: Final = (
 )
 """How questions begin that an instruct model is asked for."""
 
+_TOKENS_PER_QUESTION: Final = 40
 _ASKING: Final = "You read notes and write the questions that people later ask about them."
 _FORM: Final = (
     "Each question asks for one fact that the notes state, and names the person, place or thing that it is about, so that it can be "
