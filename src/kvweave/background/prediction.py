@@ -76,7 +76,10 @@ def request_prompt(
         request.system is not None
     ):  # notes and request in one message: what stands before a question is for questions
         said = SEPARATOR.join((*notes, request.text))
-        ids, form = template.render_chat([Message("system", request.system), Message("user", said)])
+        turns = [Message("system", request.system)]
+        if request.example is not None:
+            turns += map(Message, ("user", "assistant"), request.example)
+        ids, form = template.render_chat([*turns, Message("user", said)])
         whole = Span("system", 0, 0), Span("question", 0, len(ids))
         return TokenizedPrompt(ids, whole, (0, len(ids)), form)
     return template.render(Prompt(request.text, tuple(notes), before, several_lines=True))
