@@ -9,6 +9,7 @@ from kvweave.config import AnswersConfig
 JUDGING_FILES = tuple(
     f"judged_{model}.json" for model in ("gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 )
+_LARGER_BOUND = 0.05
 _SHOWN_THRESHOLDS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
@@ -72,6 +73,39 @@ def _kinds_by_threshold(rows: Sequence[Result]) -> list[str]:
 def _share(rates: Result, name: str, digits: int) -> str:
     low, high = (f"{bound:.{digits}%}" for bound in rates[f"{name}_interval"])
     return f"{rates[name]:.{digits}%} ({low}–{high})"
+
+
+def all_rules(people: Result | None, measured: Iterable[Result | None]) -> str:
+    """Return one table of every matcher at its default on the people's pairs, and of guard and judge by model."""
+    if people is None:
+        return NOT_MEASURED
+    lines = header("rule", "threshold", "paraphrases", "look-alikes", "of the served, wrong")
+    shown = [
+        (each["matcher"], f"{each['threshold']:.2f}", each) for each in people["rows"] if each["is_default"]
+    ]
+    for judging in (result["judging"] for result in measured if result is not None):
+        shown += [
+            (f"kvweave, judged by {judging['model']}", f"bound {each['bound']:.0%}", each)
+            for each in judging["rows"]
+            if each["bound"] in (AnswersConfig().answer_error_bound, _LARGER_BOUND)
+        ]
+    about = people["about"]
+    for name, threshold, each in shown:
+        right, wrong = (
+            each[rate] * about[of]
+            for rate, of in (("hit_rate", "paraphrases"), ("false_hit_rate", "lookalikes"))
+        )
+        among = f"{wrong / (right + wrong):.1%}" if right + wrong else "–"
+        lines.append(
+            row(name, threshold, _share(each, "hit_rate", 1), _share(each, "false_hit_rate", 2), among)
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Pairs: {about['split']}. Rows of judges: commands below. Others: `{about['command']}`, {about['date']}, {about['commit']}.",
+        ]
+    )
 
 
 def judged_questions(measured: Iterable[Result | None]) -> str:

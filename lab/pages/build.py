@@ -16,6 +16,7 @@ from typing import Any
 
 from answers_page import (
     JUDGING_FILES,
+    all_rules,
     judged_questions,
     lookups,
     matched_questions,
@@ -35,7 +36,7 @@ from fuzz_page import fuzz_counts, fuzz_findings
 from methods_page import methods_page, tasks_page
 from natural_page import FILES as NATURAL_FILES
 from natural_page import parts as natural_parts
-from prediction_page import predicted_questions
+from prediction_page import FUNNEL_FILES, predicted_questions, prediction_funnels
 from real_models_page import FILES as REAL_MODEL_FILES
 from real_models_page import KEPT, kept_image, kept_runs
 from real_models_page import parts as real_model_parts
@@ -208,7 +209,9 @@ def main() -> None:
             answers,
             lookalikes=matched_questions(results("lookalikes.json"), "images/lookalikes.png"),
             people=matched_questions(results("lookalikes_people.json"), "images/lookalikes-people.png"),
+            rules=all_rules(results("lookalikes_rules.json"), map(results, JUDGING_FILES)),
             judging=judged_questions(map(results, JUDGING_FILES)),
+            funnel=prediction_funnels(map(results, FUNNEL_FILES)),
             prediction=predicted_questions(results("prediction.json")),
             reader=reader_predictions(results("reader_predictions.json")),
             lookups=lookups(results("answer_lookup.json")),

@@ -1,9 +1,10 @@
-"""The generated part of lab/docs/answer-cache.md about predicted questions: main results, systems, and kept and dropped predictions."""
+"""The generated parts of lab/docs/answer-cache.md about predicted questions: what each stage loses, systems, kept and dropped predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from markdown_parts import Result, if_measured, table
+from markdown_parts import NOT_MEASURED, Result, if_measured, table
 
+from kvweave.config import AnswersConfig
 from kvweave_lab.statistics import wilson_interval
 
 OURS, WITHOUT, BEST_OTHER, PUBLISHED = (
@@ -13,6 +14,51 @@ OURS, WITHOUT, BEST_OTHER, PUBLISHED = (
     "PerCache as published",
 )
 AIM_SERVED, AIM_FASTER = 0.15, 0.30
+FUNNEL_FILES = tuple(f"prediction_{model}.json" for model in ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"))
+
+
+def prediction_funnels(measured: Iterable[Result | None]) -> str:
+    """Return of each measured model how many of the set's questions are left after each stage, and which one loses how many."""
+    return "\n\n".join(_funnel(result) for result in measured if result is not None) or NOT_MEASURED
+
+
+def _funnel(result: Result) -> str:
+    about, figures = result["about"], result["figures"]
+    found = figures["funnel"]
+    number, predicted = found["questions"], found["predicted"]
+    default = f"kvweave {AnswersConfig().answer_error_bound:g}"
+    served = next(each["right"] for each in found["rows"] if each["system"] == default)
+    kept = sum(figures["predicted"].values())
+    made = kept + sum(figures["dropped"].values())
+    stages = (
+        ("predicted, by the answer", predicted, predicted),
+        ("the same or near, and not told apart by the guard", found["matched"], found["matched_right"]),
+        ("and the passages hold the answer", found["held"], found["held_right"]),
+        *(
+            (f"served: {each['system']}", each["right"] + each["wrong"], each["right"])
+            for each in found["rows"]
+        ),
+    )
+    rows = [
+        (name, f"{count}", f"{right} ({right / number:.1%})", f"{count - right}")
+        for name, count, right in stages
+    ]
+    ready = {each["system"]: each["ready"] for each in found["rows"]}
+    near = ", ".join(f"{count} within {least}" for least, count in found["within"].items())
+    auc = "was asked about no pair" if found["auc"] is None else f"has an AUC of {found['auc']:.2f}"
+    return "\n\n".join(
+        (
+            f"**{about['settings']['model']}**: {made} questions predicted from {about['documents']} documents, {kept} kept and answered, in "
+            f"{sum(figures['idle_s'].values()):.0f} s; {number} questions asked, of the {about['split']} split. `{about['command']}`, "
+            f"{about['date']}, {about['commit']}, {about['machine']}, {about['threads']} threads.",
+            "\n".join(table(("stage", "questions", "right answer", "wrong"), rows)),
+            f"Of {number} questions, prediction loses {number - predicted}, matcher and guard {predicted - found['matched_right']}, the passages "
+            f"{found['matched_right'] - found['held_right']}, the judge {found['held_right'] - served}; {served} are served rightly. The nearest "
+            f"prediction, dropped ones included, is near to few: {near}. The judge {auc}. Dropped: "
+            f"{_listed([f'{count} {reason}' for reason, count in figures['dropped'].items()])}. KV was all ready for {ready[default]:.0%} of "
+            f"the questions in kvweave and {ready[PUBLISHED]:.0%} in PerCache as published. kvweave's number is answer_error_bound.",
+        )
+    )
 
 
 @if_measured
@@ -86,7 +132,7 @@ def _findings(result: Result, rows: Mapping[str, Result]) -> list[str]:
     cosines = f"{figures['median_cosine']:.2f} (median), at most {figures['greatest_cosine']:.2f}"
     missing = (
         " So the questions of the set were not among those predicted, and no matcher had anything to refuse."
-        if not figures["nearest"] and not published["served"]
+        if not published["served"]
         else ""
     )
     mine, theirs = _right_alone(result["questions"])
@@ -133,15 +179,11 @@ def _compared(faster: float) -> str:
 
 
 def _fates(figures: Result) -> str:
-    """Return how many predictions were kept and dropped, and how the matcher judges the nearest ones."""
+    """Return how many predictions were kept and dropped, and how near the nearest ones are."""
     kept = _listed([f"{number} from {origin}" for origin, number in figures["predicted"].items()])
     dropped = _listed([f"{number} {reason}" for reason, number in figures["dropped"].items()])
-    within = sum(figures["nearest"].values())
-    said = _listed([f"{number} {said}" for said, number in figures["nearest"].items()])
-    told = f" The matcher says of these pairs: {said}." if within else ""
     return (
-        f"Kept: {kept}. Dropped: {dropped}. Of {figures['questions']} questions, {within} have a kept prediction within the "
-        f"threshold.{told} The nearest predicted question, dropped ones included, has a cosine of {figures['median_cosine']:.2f} "
+        f"Kept: {kept}. Dropped: {dropped}. The nearest predicted question, dropped ones included, has a cosine of {figures['median_cosine']:.2f} "
         f"(median) and {figures['greatest_cosine']:.2f} (greatest)."
     )
 

@@ -266,6 +266,13 @@ class FactTable:
             f"DELETE FROM {self._table} WHERE substr(name, 1, ?) = ?", (len(topic) + 1, f"{topic} ")
         )
 
+    def add(self, name: str, by: float = 1.0) -> None:
+        """Add to a number, which is 0 at first."""
+        self._database.execute(
+            f"INSERT INTO {self._table} VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            (name, by),
+        )
+
     def record(self, name: str, value: float) -> None:
         """Record a number in place of an earlier one."""
         self._database.execute(f"INSERT OR REPLACE INTO {self._table} VALUES (?, ?)", (name, value))

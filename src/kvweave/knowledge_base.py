@@ -311,7 +311,9 @@ class KnowledgeBase:
         It is never given to this question again, and the model has to be surer of such questions from then on. Raises
         InvalidRequest if the question got no answer of another one.
         """
-        rejected = self.answers.reject(question)
+        with self.answers.transaction():
+            rejected = self.answers.reject(question)
+            self.predictions.predicted.record_rejection(rejected)
         if not rejected:
             raise InvalidRequest(
                 f"{question!r} got no answer of another question, so there is none to reject; to compute its answer again, use "

@@ -199,25 +199,6 @@ def test_a_summary_that_goes_round_in_circles_is_counted_and_not_predicted_from(
     assert any("Glorric" in note for notes in read for note in notes)
 
 
-def test_predictions_that_do_not_pay_are_not_computed(base, predicted):
-    predicted += [SENDBEL]
-    base.idle()
-    base.predictions.worth.add("knowledge", seconds=1e6)
-    base.state.database.execute("UPDATE prediction_worth SET asked = 30")
-    assert base.idle_status().predictions["knowledge"].paused
-    ((_, settings),) = base.answers.most_used()
-    base.predictions.predicted.add("What is the password of Brisaf?", "knowledge", [])
-    base.answers.add_predicted("What is the password of Brisaf?", base.encoder.encode(["a"])[0], settings)
-    assert base.idle().jobs == {}
-    for number in range(101):
-        predicted_later = f"What is password {number}?"
-        base.predictions.predicted.add(predicted_later, "knowledge", [])
-        base.answers.add_predicted(predicted_later, base.encoder.encode(["a"])[0], settings)
-    base.predictions.predicted.add("What is the password of Glorric?", "history", [])
-    base.answers.add_predicted("What is the password of Glorric?", base.encoder.encode(["a"])[0], settings)
-    assert base.idle().jobs == {"population": 1}, "however many of another kind came before"
-
-
 def test_a_round_predicts_at_most_the_stride(open_kb, documents, predicted):
     kb = open_kb(answer_limit_bytes=10**7, idle_power="any", prediction_stride=2)
     kb.add(documents)

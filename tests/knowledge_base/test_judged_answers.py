@@ -1,7 +1,10 @@
 """A near question gets a stored answer only where the passages hold it, the model says so, and nothing has changed."""
 
+import signal
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from kvweave.index.search import FoundChunk, SearchReason
 from kvweave.options import AskOptions
 from kvweave.state.judge import Judge, JudgeFit, JudgeFits, ScoredPair
 from support import tiny_kb
+from support.processes import run_program
 
 pytestmark = pytest.mark.usefixtures("few_labelled_pairs")
 
@@ -177,6 +181,101 @@ def test_shared_answers_go_with_the_questions(cached):
     assert cached.answers.reject(NEAR) == []
 
 
+# Ahead of time
+
+
+@pytest.fixture
+def pending(cached):
+    """The cache, in which NEAR waits for an answer."""
+    cached.answers.add_asked(NEAR, EAST, SETTINGS)
+    return cached
+
+
+def waiting(cached):
+    return [(each.question, each.reason) for each in cached.answers.pending()]
+
+
+def test_a_promoted_question_is_answered_without_a_pass_and_names_whose_answer_it_is(pending):
+    judge = FakeJudge()
+    assert pending.near(NEAR, vector, SETTINGS, GOOD).found.text == "Ben Marley"
+    assert pending.promote(NEAR, SETTINGS, judge)
+    assert waiting(pending) == []
+    found = find(pending)
+    assert (found.text, found.stored_for, found.judged, judge.passes) == ("Ben Marley", STORED, 6.0, 1)
+    assert pending.answer(found, 0.0).plan.cache_hit.question == STORED
+    pending.record_hit(found, NEAR, vector)
+    assert (pending.answers.totals().promoted, pending.answers.totals().promoted_given) == (1, 1)
+
+
+def test_a_pair_that_was_judged_for_a_user_is_not_judged_again(cached):
+    cached.record_hit(judged(cached, FakeJudge()), NEAR, vector)
+    judge = FakeJudge()
+    assert judged(cached, judge).judged == 6.0
+    assert cached.promote(NEAR, SETTINGS, judge)
+    assert judge.passes == 0
+
+
+@pytest.mark.parametrize("given", [4.9, float("nan"), -float("inf")])
+def test_nothing_is_promoted_where_the_model_says_no_or_neither(pending, given):
+    assert not pending.promote(NEAR, SETTINGS, FakeJudge(given))
+    assert find(pending) is None
+    assert waiting(pending) == [(NEAR, "asked")]
+
+
+@pytest.mark.parametrize(
+    "question", ["Wer leiht der Band den Verstärker?", NEAR + " really" * 2000, "?", "Which person?"]
+)
+def test_other_languages_huge_and_empty_questions_are_not_put_to_the_judge(cached, question):
+    cached.answers.add_asked(question, EAST, SETTINGS)
+    judge = FakeJudge()
+    assert cached.near(question, vector, SETTINGS, GOOD) is None
+    assert not cached.promote(question, SETTINGS, judge)
+    assert judge.passes == 0
+
+
+def test_a_promoted_answer_goes_with_a_document_of_either_question(pending, index):
+    index.chunks = [chunk("b", "Ben Marley lends his amplifier to musicians.")]
+    for gone in "ab":
+        keep(pending, "Ben Marley")
+        assert pending.promote(NEAR, SETTINGS, FakeJudge())
+        pending.answers.documents_changed(gone)
+        assert find(pending) is None
+        assert (NEAR, "changed") in waiting(pending)
+
+
+def test_a_document_that_changes_while_the_model_judges_keeps_the_answer_from_being_promoted(pending):
+    judge = FakeJudge()
+    for gone in ((), "a"):
+        judge.during = lambda gone=gone: pending.answers.documents_changed(gone)
+        assert not pending.promote(NEAR, SETTINGS, judge)
+        assert find(pending) is None
+        assert (NEAR, "asked") in waiting(pending)
+
+
+def test_a_promotion_that_fails_halfway_leaves_nothing(pending, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database, database:
+        database.execute(
+            "CREATE TRIGGER fails BEFORE INSERT ON promoted_answers BEGIN SELECT RAISE(ABORT, 'killed'); END"
+        )
+    with pytest.raises(sqlite3.IntegrityError, match="killed"):
+        pending.promote(NEAR, SETTINGS, FakeJudge())
+    assert find(pending) is None
+    assert waiting(pending) == [(NEAR, "asked")]
+    assert pending.answers.reject(NEAR) == []
+
+
+def test_a_promoted_answer_that_is_rejected_is_dropped_for_good(pending):
+    pending.promote(NEAR, SETTINGS, FakeJudge())
+    assert pending.answers.reject(NEAR) == [STORED]
+    assert find(pending) is None
+    assert waiting(pending) == [(NEAR, "asked")]
+    judge = FakeJudge()
+    assert not pending.promote(NEAR, SETTINGS, judge)
+    assert judge.passes == 0
+    pending.keep(NEAR, EAST, SETTINGS, "Somebody", (), AnswerProvenance(frozenset("a"), (), 0))
+    assert find(pending).stored_for == NEAR
+
+
 # Through the public interface
 
 RIVER, WATER = "Where is the river of note 2?", "In what place does the water of note 2 run?"
@@ -226,3 +325,50 @@ def test_idle_time_tries_the_model_once_a_question_needs_it(base, monkeypatch):
     assert base.idle().jobs["judging"] == 1
     assert "does not judge well enough: AUC 0.50" in base.judging()
     assert "judging" not in base.idle().jobs
+
+
+def test_idle_time_promotes_a_question_in_place_of_answering_it(base):
+    fit(base)
+    assert base.ask(WATER).timing.judge_s > 0
+    jobs = base.idle().jobs
+    assert (jobs["promotion"], jobs.get("answers", 0)) == (1, 0)
+    again = base.ask(WATER)
+    assert (again.plan.cache_hit.question, again.plan.cache_hit.judged) == (RIVER, 6.0)
+    assert again.timing.judge_s == 0
+    assert base.answers.totals().promoted_given == 1
+    changed = Path(again.sources[0].document)
+    changed.write_text(tiny_kb.text(7))
+    base.add(changed)
+    assert base.ask(WATER).plan.cache_hit is None
+
+
+def test_a_predicted_question_that_asks_what_is_stored_is_not_answered_again(base):
+    fit(base)
+    ((_, options),) = base.answers.most_used()
+    base.predictions.predicted.add(WATER, "knowledge", [])
+    base.answers.add_predicted(WATER, base.encoder.encode([WATER])[0], options)
+    jobs = base.idle().jobs
+    assert (jobs["promotion"], jobs.get("population", 0)) == (1, 0)
+    assert base.ask(WATER).plan.cache_hit.question == RIVER
+    assert base.predictions.predicted.totals().given == 1
+
+
+def test_a_kill_while_promoting_loses_nothing(base):
+    fit(base)
+    ((_, options),) = base.answers.most_used()
+    base.answers.add_asked(WATER, base.encoder.encode([WATER])[0], options)
+    code = (
+        "import os, signal\n"
+        "from kvweave.answering import cached_answers\n"
+        "from kvweave.state.judge import Judge\n"
+        "from support import tiny_kb\n"
+        "tiny_kb.load()\n"
+        "cached_answers.is_supported = lambda *given: True\n"
+        "Judge.score = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"tiny_kb.open_tiny({str(base.config.home)!r}, idle_power='any').idle()\n"
+    )
+    assert run_program(["-c", code], timeout=1000).returncode == -signal.SIGKILL
+    assert [each.question for each in base.answers.pending()] == [WATER]
+    assert base.idle().jobs["promotion"] == 1
+    assert base.ask(WATER).plan.cache_hit.question == RIVER
+    assert base.ask(RIVER).plan.cache_hit.question == RIVER

@@ -16,8 +16,12 @@ from kvweave.answer_cache.evidence import (
     unknown_words,
 )
 from kvweave.background import prompts as prompts_module
+from kvweave.background.prediction import request_prompt
 from kvweave.background.prompts import FewShotPrompts, InstructPrompts, ReferencePrompts, prompts_for
 from kvweave.background.source_passages import PASSAGE_WORDS, Asked, answers_in, nearest_first, passages
+from kvweave.models.prompt import PromptTemplate
+from kvweave.testing import tiny_tokenizer
+from kvweave.types import Message
 
 
 class TestParsing:
@@ -185,10 +189,36 @@ class TestPrompts:
     def test_chat_models_get_the_number_and_the_earlier_questions(self):
         prompts = prompts_for("Qwen/Qwen2.5-0.5B-Instruct", chat=True)
         assert isinstance(prompts, InstructPrompts)
-        assert " 4 questions" in prompts.predict_from_documents(4).text
+        assert prompts.summarise() is None  # it asks about passages as they are
+        first, second = (prompts.predict_from_documents(5, draw) for draw in (0, 1))
+        assert "Write 5 questions" in first.text
+        shown = [each.example[1].splitlines() for each in (first, second)]
+        assert [*shown[0], *shown[1]] == list(prompts_module.KINDS.values())
+        for kind, question in prompts_module.KINDS.items():
+            assert question.startswith(kind)
+            assert kind in (first if question in shown[0] else second).text
+            assert parse_questions(question, 1) == [question]
+            assert is_answerable(question, [first.example[0]])
         request = prompts.predict_from_history(("What does Anna own?", "What does Ben own?"), 3).text
         assert "- What does Anna own?\n- What does Ben own?\n" in request
         assert " 3 questions" in request
+
+    def test_chat_models_read_notes_and_request_in_one_message(self):
+        template = PromptTemplate(
+            tiny_tokenizer("{% for each in messages %}{{ each.content }}\n{% endfor %}")
+        )
+        request = InstructPrompts().predict_from_documents(2)
+        prompt = request_prompt(template, ["A note.", "Another."], request, "Answer.")
+        said = f"A note.\n\nAnother.\n\n{request.text}"
+        example = Message("user", request.example[0]), Message("assistant", request.example[1])
+        expected, _ = template.render_chat(
+            [Message("system", request.system), *example, Message("user", said)]
+        )
+        assert prompt.token_ids == expected
+        assert [(span.kind, span.tokens) for span in prompt.spans] == [
+            ("system", 0),
+            ("question", prompt.tokens),
+        ]
 
     def test_base_models_get_worked_examples_in_the_layout_of_their_prompts(self, template):
         prompts = prompts_for("google/gemma-3-270m", chat=template.is_chat)

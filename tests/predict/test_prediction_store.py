@@ -1,6 +1,6 @@
 """What question prediction stores, what is deleted with a document, and which job is due."""
 
-from kvweave.answer_cache.predictions import HISTORY_LIMIT, PredictionStore
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, PredictionCounts, PredictionStore
 from kvweave.answer_cache.summary import ChunkRef
 from kvweave.background.planning import (
     ROUNDS_PER_PART,
@@ -100,6 +100,21 @@ class TestPredictedQuestions:
         assert totals.predicted == {"history": 0, "knowledge": 2}
         assert (totals.kept, totals.dropped, totals.served, totals.given) == (2, 2, 1, 2)
         assert totals.given_per_question == 1.0
+
+    def test_what_predictions_were_worth_outlives_them(self, predictions, database):
+        predicted = predictions.predicted
+        predicted.add("one?", "knowledge", ["a"])
+        predicted.add("one?", "history", ["a"])  # known
+        predicted.add("two?", "knowledge", ["a"])
+        predicted.add("three?", "knowledge", ["a"], dropped="unclear")
+        predicted.drop("two?", "unsupported")
+        predicted.record_hit("one?")
+        predicted.record_hit("one?")
+        predicted.record_rejection(["one?", "never predicted?"])
+        for question in ("one?", "two?", "two?", "never predicted?"):
+            predictions.record_question(question)
+        predictions.documents_changed(["a"])
+        assert PredictionStore(database).predicted.counts() == PredictionCounts(3, 2, 2, 2, 1)
 
     def test_only_the_first_answer_to_a_predicted_question_counts_as_given(self, predictions):
         predictions.predicted.add("one?", "knowledge", ["a"])

@@ -49,6 +49,14 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     assert asked >= 2
     assert figures["predicted"] == {"knowledge": 2}
     assert figures["served_by_origin"] == {"knowledge": 1}
+    funnel = figures["funnel"]
+    assert (funnel["questions"], funnel["matched"], funnel["held"]) == (asked, 1, 1)
+    (sure,) = (each for each in funnel["passages"] if each["sure"])
+    assert (sure["matched"], sure["cosine"]) == (SERVED, pytest.approx(1))
+    assert funnel["matched_right"] == sure["right"] <= funnel["predicted"]
+    served = {row["system"]: row["right"] + row["wrong"] for row in funnel["rows"]}
+    assert served["nothing predicted"] == 0
+    assert served["kvweave 0.02"] == 1 <= served["PerCache as published"]
     rows = {each["system"]: each for each in figures["systems"]}
     ready = {name: row["ready_tokens"] for name, row in rows.items()}
     assert ready["RAGCache"] < ready["PerCache as published"] < ready["kvweave"] == 1, (
@@ -69,6 +77,16 @@ def test_questions_are_served_from_predictions_and_the_run_resumes(command, smal
     assert again["questions"] == written["questions"]
     refused = command(*words, "--predictions", 2, code=1).stderr
     assert "differ in predictions" in " ".join(refused.split())
+
+
+def test_a_run_that_is_out_of_time_tells_what_is_done_and_goes_on(small_set, tmp_path):
+    request = Request(2, 1, examples=0, settings={"recipe": "reuse"}, minutes=0)
+    figures, outcomes, _, predictions = run(small_set, request, tmp_path / "out")
+    assert (figures.questions, figures.systems, outcomes, predictions) == (0, (), [], [])
+    assert (figures.funnel.predicted, figures.funnel.matched, figures.funnel.auc) == (0, 0, None)
+    figures, _, _, predictions = run(small_set, replace(request, minutes=60), tmp_path / "out")
+    assert figures.questions == figures.funnel.questions > 1
+    assert {each.question for each in predictions} == {SERVED, "What colour is the ferry?"}
 
 
 def test_idle_work_resumes_in_the_middle(small_set, tmp_path, monkeypatch):
@@ -166,4 +184,3 @@ def test_other_systems_give_the_answer_with_the_nearest_vector_be_it_screened_or
     assert (row.served, row.served_asked, row.wrong, row.worse, row.ready) == (0.25, 0.25, 0.25, 0.25, 0.5)
     assert (row.contains, row.idle_s, row.ready_tokens) == (0.5, 2.0, 0.5)
     assert 5.0 <= row.mean_s < 5.1
-    assert derived.cosines() == pytest.approx([0.0, 0.0, 0.43589, 0.9])

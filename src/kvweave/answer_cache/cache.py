@@ -55,6 +55,8 @@ _HITS: Final = "given"
 _JUDGED: Final = "judged"
 _TO_JUDGE: Final = "to judge"
 _REJECTED: Final = "rejected"
+_PROMOTED: Final = "promoted"
+_PROMOTED_GIVEN: Final = "promoted given"
 _EPOCH: Final = "epoch"
 _AGE: Final = "age"
 _MATCHER_VERSION: Final = "readings"
@@ -115,7 +117,7 @@ class AnswerCache:
         if candidates and candidates[0].question == text:
             return candidates[0]
         rejected = self._stored_for(text, rejected=True)
-        candidates = [candidate for candidate in candidates if candidate.question not in rejected]
+        candidates = [candidate for candidate in candidates if candidate.stored_for not in rejected]
         alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
@@ -123,7 +125,7 @@ class AnswerCache:
             near = self._neighbours.nearest(text, vector(), key, _CANDIDATES, _LEAST_COSINE)
             answers = ((self._answer(id_), cosine) for id_, cosine in near)
             alike = [
-                (one, cosine) for one, cosine in answers if one is not None and one.question not in rejected
+                (one, cosine) for one, cosine in answers if one is not None and one.stored_for not in rejected
             ]
             found = self._first_same(question, alike, threshold)
         return found
@@ -139,7 +141,7 @@ class AnswerCache:
         rejected = self._stored_for(text, rejected=True)
         for id_, cosine in self._neighbours.nearest(text, vector(), key, _CANDIDATES, JUDGED_COSINE):
             found = self._answer(id_)
-            if found is None or found.question in rejected:
+            if found is None or found.stored_for in rejected:
                 continue
             if self.matcher.compare(question, found.question, cosine, JUDGED_COSINE).sameness == "near":
                 return replace(found, similarity=cosine)
@@ -152,7 +154,7 @@ class AnswerCache:
 
     def record_near(self) -> None:
         """Count a question that may be put to the judge."""
-        self._increase(_TO_JUDGE)
+        self._numbers.add(_TO_JUDGE)
 
     def _stored_for(self, text: str, *, rejected: bool) -> list[str]:
         """Return the stored questions whose answer a cleaned question got, either those that a user said no to or the others."""
@@ -228,29 +230,74 @@ class AnswerCache:
         """Count a use of an answer; a question in other words becomes pending, to get an answer of its own."""
         text = clean_text(question)
         with self._database.transaction():
-            self._increase(_HITS)
-            self._increase(_JUDGED, answer.judged is not None)
+            self._numbers.add(_HITS)
+            self._numbers.add(_JUDGED, answer.judged is not None)
+            self._numbers.add(_PROMOTED_GIVEN, bool(answer.promoted_from) and text == answer.question)
             self._record_use(answer.id)
-            if text != answer.question:
-                self._database.execute(
-                    """INSERT INTO shared_answers (asked, stored, score) VALUES (?, ?, ?)
-                       ON CONFLICT (asked, stored) DO UPDATE SET score = excluded.score""",
-                    (text, answer.question, answer.judged),
-                )
+            if text != answer.stored_for:
+                self._share(text, answer.stored_for, answer.judged)
             if self._id_of(question, answer.options) is None:
                 self._record_use(self._put(question, answer.options, vector(), "matched"))
                 self._evict()
 
+    def promote(
+        self,
+        question: str,
+        vector: Vector,
+        answer: CachedAnswer,
+        provenance: AnswerProvenance,
+        ahead_s: float,
+    ) -> bool:
+        """Store another question's answer as this one's, on the judge's word `answer.judged`; return False if it is not stored.
+
+        `provenance` names what either question's chunks are of, `ahead_s` is how long computing the answer took. The answer goes
+        when a document of the two changes. Call it in the transaction that has checked that `answer` is valid.
+        """
+        text, options = clean_text(question), answer.options
+        with self._database.transaction():
+            stored = self.put(
+                text, vector, options, answer.text, answer.sources, provenance, asked=False, ahead_s=ahead_s
+            )
+            if stored:
+                self._database.execute(
+                    "INSERT INTO promoted_answers VALUES (?, ?, ?)",
+                    (self._id_of(text, options), answer.stored_for, answer.judged),
+                )
+                self._share(text, answer.stored_for, answer.judged)
+                self._numbers.add(_PROMOTED)
+        return stored
+
+    def judged_score(self, question: str, stored_for: str) -> float | None:
+        """Return the judge's score of two questions that share an answer on its word, or None."""
+        rows = self._database.query(
+            "SELECT score FROM shared_answers WHERE asked = ? AND stored = ?",
+            (clean_text(question), stored_for),
+        )
+        return rows[0][0] if rows else None
+
+    def _share(self, text: str, stored: str, score: float | None) -> None:
+        """Record that a cleaned question gets the answer of another one."""
+        self._database.execute(
+            """INSERT INTO shared_answers (asked, stored, score) VALUES (?, ?, ?)
+               ON CONFLICT (asked, stored) DO UPDATE SET score = excluded.score""",
+            (text, stored, score),
+        )
+
     def reject(self, question: str) -> list[str]:
         """Record that a user said no to the answer of another question; return the questions whose answer this one got.
 
-        It never gets their answers again.
+        It never gets their answers again, and loses one that was promoted.
         """
         text = clean_text(question)
         with self._database.transaction():
             stored = self._stored_for(text, rejected=False)
             self._database.execute("UPDATE shared_answers SET rejected = 1 WHERE asked = ?", (text,))
-            self._increase(_REJECTED, len(stored))
+            promoted = self._database.query(
+                "SELECT id FROM banked_questions WHERE question = ? AND id IN (SELECT question FROM promoted_answers)",
+                (text,),
+            )
+            self._drop_answers([id_ for (id_,) in promoted], "asked")
+            self._numbers.add(_REJECTED, len(stored))
         return stored
 
     def rejected_scores(self) -> list[float]:
@@ -283,7 +330,8 @@ class AnswerCache:
             return False
         with self._database.transaction():
             id_ = self._put(question, options, vector, None, text, sources, provenance)
-            self._database.execute("DELETE FROM answer_versions WHERE question = ?", (id_,))
+            for table in ("answer_versions", "promoted_answers"):
+                self._database.execute(f"DELETE FROM {table} WHERE question = ?", (id_,))
             self._database.execute_many(
                 "INSERT INTO answer_versions VALUES (?, ?)",
                 [(version, id_) for version in provenance.versions],
@@ -357,7 +405,7 @@ class AnswerCache:
         versions = (json.dumps(list(gone)),)
         are_gone = "FROM answer_versions WHERE version IN (SELECT value FROM json_each(?))"
         with self._database.transaction():
-            self._increase(_EPOCH)
+            self._numbers.add(_EPOCH)
             rows = self._database.query(f"SELECT DISTINCT question {are_gone}", versions)
             dropped = self._drop_answers([id_ for (id_,) in rows], "changed")
             self._database.execute(f"DELETE {are_gone}", versions)
@@ -390,22 +438,27 @@ class AnswerCache:
         id_ = self._id_of(question, options)
         return None if id_ is None else self._answer(id_)
 
+    def vector(self, question: str, options: AskOptions) -> Vector:
+        """Return the vector of a question in the cache, (dimensions,); answered or not."""
+        id_ = self._id_of(question, options)
+        ((blob,),) = self._database.query("SELECT vector FROM banked_questions WHERE id = ?", (id_,))
+        return read_vector(blob)
+
     def ahead_s(self, answer: CachedAnswer) -> float | None:
         """Return the seconds that computing an answer ahead took, or None if a user waited for it."""
         rows = self._database.query("SELECT seconds FROM answers_ahead WHERE question = ?", (answer.id,))
         return float(rows[0][0]) if rows else None
 
     def pending(
-        self, most: int = 100, reasons: Iterable[PendingReason] | None = None, without: Iterable[str] = ()
+        self, most: int = 100, reasons: Iterable[PendingReason] | None = None
     ) -> list[PendingQuestion]:
-        """Return pending questions, the longest pending first: for `reasons` or for any, leaving out those of `without`."""
+        """Return pending questions, the longest pending first: for `reasons` or for any."""
         wanted = None if reasons is None else json.dumps(list(reasons))
         rows = self._database.query(
             """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
                WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
-                 AND question NOT IN (SELECT value FROM json_each(?))
                ORDER BY waiting_since, id LIMIT ?""",
-            (wanted, wanted, json.dumps(list(without)), most),
+            (wanted, wanted, most),
         )
         return [
             PendingQuestion(question, AskOptions.from_key(key), reason, since)
@@ -425,9 +478,20 @@ class AnswerCache:
         ((questions, answered, waiting),) = self._database.query(
             "SELECT count(*), count(answer), count(waiting) FROM banked_questions"
         )
-        given, judged, rejected = (int(self._number(name)) for name in (_HITS, _JUDGED, _REJECTED))
-        used, limit = self._used_bytes(), self.limit_bytes
-        return AnswerCacheTotals(questions, answered, waiting, given, judged, rejected, used, limit)
+        names = (_HITS, _JUDGED, _REJECTED, _PROMOTED, _PROMOTED_GIVEN)
+        given, judged, rejected, promoted, promoted_given = (int(self._number(name)) for name in names)
+        return AnswerCacheTotals(
+            questions=questions,
+            answered=answered,
+            waiting=waiting,
+            given=given,
+            judged=judged,
+            rejected=rejected,
+            promoted=promoted,
+            promoted_given=promoted_given,
+            bytes=self._used_bytes(),
+            limit_bytes=self.limit_bytes,
+        )
 
     # Rows
 
@@ -509,10 +573,6 @@ class AnswerCache:
     def _number(self, name: str) -> float:
         return self._numbers.get(name) or 0.0
 
-    def _increase(self, name: str, by: float = 1) -> None:
-        """Add to a number about the cache, in the caller's transaction."""
-        self._numbers.record(name, self._number(name) + by)
-
     # Eviction: by weights, which are uses plus an age that grows
 
     def _record_use(self, id_: int) -> None:
@@ -546,7 +606,7 @@ class AnswerCache:
                     "DELETE FROM banked_questions WHERE id IN (SELECT value FROM json_each(?))",
                     (json.dumps(victims),),
                 )
-                self._increase(_AGE, max(0.0, heaviest - self._number(_AGE)))
+                self._numbers.add(_AGE, max(0.0, heaviest - self._number(_AGE)))
                 self._database.execute(
                     """DELETE FROM shared_answers WHERE NOT rejected AND (
                          asked NOT IN (SELECT question FROM banked_questions)

@@ -6,21 +6,22 @@ It is part of the knowledge base's own database, so the commit that removes a do
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal, TypeAlias
 
 from kvweave.answer_cache.summary import CorpusSummary
-from kvweave.answer_cache.worth import PredictionOrigin, PredictionWorth
-from kvweave.database import Database
+from kvweave.database import Database, FactTable
 
 HISTORY_LIMIT: Final = 64
 """The most questions in the history; earlier ones are deleted."""
 
 _TABLES: Final = (
     *("abstract_parts", "abstract_drops", "question_history", "question_history_seen", "predicted_questions"),
-    "prediction_worth",
 )
 """Deleting their rows also deletes those of the other tables, which refer to these."""
+
+PredictionOrigin: TypeAlias = Literal["knowledge", "history"]
+"""What a question was predicted from: the documents alone, or earlier questions too."""
 
 DropReason: TypeAlias = Literal[
     "repetition",
@@ -70,6 +71,24 @@ class PredictionTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionCounts:
+    """What predictions were worth since the knowledge base was made, also those whose documents are gone.
+
+    Attributes:
+        made: questions predicted, and `dropped` those of them that were not worth an answer.
+        asked: predicted questions that users asked, in the same words or in others.
+        served: answers given from predicted questions before a user had asked these in their own words.
+        rejected: answers among these to which users said no.
+    """
+
+    made: int
+    dropped: int
+    asked: int
+    served: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
 class PredictedQuestion:
     """A predicted question: what became of it, and whether users got its answer.
 
@@ -92,32 +111,19 @@ class PredictionStore:
         self.summary = CorpusSummary(database)
         self.history = QuestionHistory(database)
         self.predicted = PredictedQuestions(database)
-        self.worth = PredictionWorth(database)
 
     def record_question(self, question: str) -> None:
-        """Record that a user asked a question and got an answer, also for each kind of prediction that could have had it."""
+        """Record that a user asked a question and got an answer."""
         with self._database.transaction():
             self.history.add(question)
             self.predicted.record_asked(question)
-            self._database.execute("UPDATE prediction_worth SET asked = asked + 1 WHERE ready > 0")
-
-    def record_hit(self, question: str) -> None:
-        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
-        with self._database.transaction():
-            origin = self.predicted.record_hit(question)
-            if origin is not None:
-                self.worth.add(origin, hits=1)
 
     def documents_changed(self, gone: Iterable[str]) -> list[str]:
-        """Delete everything made from versions that are gone, in this transaction; return the deleted questions.
-
-        Also restarts the counts of `PredictionWorth`.
-        """
+        """Delete everything made from versions that are gone, in this transaction; return the deleted questions."""
         versions = list(gone)
+        if not versions:
+            return []
         with self._database.transaction():
-            self._database.execute("DELETE FROM prediction_worth")  # what was of no use may be now
-            if not versions:
-                return []
             self.summary.delete(versions)
             return self.predicted.delete(versions)
 
@@ -198,11 +204,14 @@ class PredictedQuestions:
         """CREATE TABLE IF NOT EXISTS predicted_answers (
             question TEXT PRIMARY KEY REFERENCES predicted_questions (question) ON DELETE CASCADE,
             answer TEXT NOT NULL) WITHOUT ROWID""",
-        "DROP TABLE IF EXISTS paraphrased_questions",  # of earlier versions; it keeps questions about deleted documents
+        # Of earlier versions; the first keeps questions about deleted documents.
+        "DROP TABLE IF EXISTS paraphrased_questions",
+        "DROP TABLE IF EXISTS prediction_worth",
     )
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._counts = FactTable(database, "prediction_counts")
         database.script(self._SCHEMA)
 
     def add(
@@ -215,10 +224,12 @@ class PredictedQuestions:
     ) -> None:
         """Add a prediction with the versions of its documents and, if it was made for one, its answer."""
         with self._database.transaction():
-            self._database.execute(
+            new = self._database.execute(
                 "INSERT OR IGNORE INTO predicted_questions (question, origin, made_at, dropped) VALUES (?, ?, ?, ?)",
                 (question, origin, time.time(), dropped),
             )
+            self._counts.add("made", new)
+            self._counts.add("dropped", new * (dropped is not None))
             self._database.execute_many(
                 "INSERT OR IGNORE INTO predicted_from VALUES (?, ?)",
                 [(question, version) for version in set(versions)],
@@ -239,38 +250,49 @@ class PredictedQuestions:
 
     def drop(self, question: str, reason: DropReason) -> bool:
         """Mark a predicted question as dropped; return False, and change nothing, if a user has asked it meanwhile."""
-        changed = self._database.execute(
-            "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked", (reason, question)
-        )
+        with self._database.transaction():
+            changed = self._database.execute(
+                "UPDATE predicted_questions SET dropped = ? WHERE question = ? AND NOT asked",
+                (reason, question),
+            )
+            self._counts.add("dropped", changed)
         return changed > 0
 
-    def record_hit(self, question: str) -> PredictionOrigin | None:
-        """Count an answer given to a user, if its question was predicted and no user had asked it before.
-
-        Returns the origin of the question if it was counted, else None.
-        """
-        origin = self.origin_of(question)
-        changed = self._database.execute(
-            "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked", (question,)
-        )
-        return origin if changed else None
+    def record_hit(self, question: str) -> None:
+        """Count an answer given to a user, if its question was predicted and no user had asked it before."""
+        with self._database.transaction():
+            self._count_asked(question)
+            served = self._database.execute(
+                "UPDATE predicted_questions SET given = given + 1 WHERE question = ? AND NOT asked",
+                (question,),
+            )
+            self._counts.add("served", served)
 
     def origin_of(self, question: str) -> PredictionOrigin | None:
         """Return the origin of a predicted question, or None."""
         rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
         return rows[0][0] if rows else None
 
-    def of(self, origins: Iterable[PredictionOrigin]) -> list[str]:
-        """Return the questions with one of these origins."""
-        rows = self._database.query(
-            "SELECT question FROM predicted_questions WHERE origin IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(origins)),),
-        )
-        return [question for (question,) in rows]
-
     def record_asked(self, question: str) -> None:
         """Record that a user asked a question in these words."""
-        self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))
+        with self._database.transaction():
+            self._count_asked(question)
+            self._database.execute("UPDATE predicted_questions SET asked = 1 WHERE question = ?", (question,))
+
+    def record_rejection(self, questions: Iterable[str]) -> None:
+        """Count that a user said no to the answers to these questions, those of them that were predicted."""
+        self._counts.add("rejected", sum(map(self.contains, questions)))
+
+    def counts(self) -> PredictionCounts:
+        """Return what predictions were worth so far."""
+        return PredictionCounts(*(int(self._counts.get(each.name) or 0) for each in fields(PredictionCounts)))
+
+    def _count_asked(self, question: str) -> None:
+        """Count a predicted question that a user asks for the first time."""
+        rows = self._database.query(
+            "SELECT 1 FROM predicted_questions WHERE question = ? AND NOT asked AND given = 0", (question,)
+        )
+        self._counts.add("asked", len(rows))
 
     def delete(self, versions: Iterable[str]) -> list[str]:
         """Delete and return the questions predicted from these versions that no user has asked."""

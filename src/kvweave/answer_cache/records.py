@@ -38,10 +38,17 @@ SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS shared_answers (
         asked TEXT NOT NULL, stored TEXT NOT NULL, score REAL, rejected INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (asked, stored)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS promoted_answers (
+        question INTEGER PRIMARY KEY REFERENCES banked_questions (id) ON DELETE CASCADE,
+        stored TEXT NOT NULL, score REAL NOT NULL)""",
 )
 # Column names are stored: `circumstances` holds `AskOptions.cache_key`, `reading` the matcher's key, `waiting` the reason
 # why a question is pending.
-COLUMNS: Final = "id, question, vector, circumstances, answer, sources, chunks, epoch, made_at"
+COLUMNS: Final = (
+    "id, question, vector, circumstances, answer, sources, chunks, epoch, made_at, "
+    "(SELECT stored FROM promoted_answers WHERE promoted_answers.question = id), "
+    "(SELECT score FROM promoted_answers WHERE promoted_answers.question = id)"
+)
 
 PendingReason = Literal["matched", "changed", "stale", "asked", "predicted", "prefilled"]
 """Why a question has no usable answer.
@@ -81,6 +88,7 @@ class CachedAnswer:
         made_at_s: seconds since 1970.
         errors: see `Comparison.errors`.
         judged: the judge's score of both questions if they share the answer on its word, else None.
+        promoted_from: the question that the answer was computed for, if it was promoted from there ahead of time, else empty.
     """
 
     id: int
@@ -95,6 +103,12 @@ class CachedAnswer:
     made_at_s: float
     errors: tuple[str, ...] = ()
     judged: float | None = None
+    promoted_from: str = ""
+
+    @property
+    def stored_for(self) -> str:
+        """The question that the answer was computed for."""
+        return self.promoted_from or self.question
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,8 @@ class PendingQuestion:
 class AnswerCacheTotals:
     """Counts: questions, those with an answer, those waiting for one, answers given from the cache; and sizes.
 
-    `judged` of the given answers were given on the judge's word, and `rejected` are answers to which users said no.
+    `judged` of the given answers were given on the judge's word, and `rejected` are answers to which users said no. `promoted` are
+    questions that got the answer of another one ahead of time, and `promoted_given` are answers given from these, without a pass.
     """
 
     questions: int
@@ -123,6 +138,8 @@ class AnswerCacheTotals:
     given: int
     judged: int
     rejected: int
+    promoted: int
+    promoted_given: int
     bytes: int
     limit_bytes: int
 
@@ -144,7 +161,7 @@ def written_vector(vector: Vector) -> bytes:
 
 def read_answer(row: tuple[Any, ...]) -> CachedAnswer:
     """Return the answer in a row of COLUMNS."""
-    id_, question, blob, key, text, sources, chunks, epoch, made_at = row
+    id_, question, blob, key, text, sources, chunks, epoch, made_at, promoted_from, score = row
     return CachedAnswer(
         id=id_,
         question=question,
@@ -156,4 +173,6 @@ def read_answer(row: tuple[Any, ...]) -> CachedAnswer:
         chunks=tuple(json.loads(chunks)),
         epoch=epoch,
         made_at_s=made_at,
+        judged=score,
+        promoted_from=promoted_from or "",
     )

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.evidence import is_non_answer, is_supported
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.records import AnswerProvenance, CachedAnswer, Vector
 from kvweave.errors import StoreError
-from kvweave.index.documents import DocumentTable, row_id
+from kvweave.index.documents import DocumentTable, row_id, version_of
 from kvweave.options import AskOptions
 from kvweave.results import Answer, AnswerCacheHit, Plan, Source, Timing
 from kvweave.state.background_budget import BackgroundBudget, Worth
@@ -27,7 +27,7 @@ from kvweave.text import WORD, clean_text
 if TYPE_CHECKING:
     from kvweave.index.search import FoundChunk
     from kvweave.index.vector_index import VectorIndex
-    from kvweave.state.judge import Judge
+    from kvweave.state.judge import Judge, JudgeFit
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,11 +94,36 @@ class CachedAnswers:
 
         The best chunks for `question` must hold the answer: what cannot be found in them, such as a bare "yes", is not given.
         """
+        near = self.near(question, vector, options, judge.found)
+        return None if near is None else self._judged(question, near, judge)
+
+    def promote(self, question: str, options: AskOptions, judge: "Judge") -> bool:
+        """Give a pending question the answer to a near one if the judge says that it asks the same; return whether it did.
+
+        It is then asked for without a pass. The answer goes when a document changes that either question's chunks are of.
+        """
+        vector = self.answers.vector(question, options)
+        near = self.near(question, lambda: vector, options, judge.found)
+        found = None if near is None else self._judged(question, near, judge)
+        if near is None or found is None:
+            return False
+        versions = {version_of(name) for name in found.chunks} | {chunk.version for chunk in near.chunks}
+        origin = AnswerProvenance(frozenset(versions), chunk_names(near.chunks), near.epoch)
+        ahead_s = self.answers.ahead_s(found)
+        if ahead_s is None:  # a user waited for it
+            ahead_s = self.budget.answer_seconds() if self.budget is not None else 0.0
+        with self.answers.transaction():
+            # Looked at again where nobody else writes: the answer is stored whole and valid, or not at all.
+            return self._is_unchanged(near) and self.answers.promote(question, vector, found, origin, ahead_s)
+
+    def near(
+        self, question: str, vector: Callable[[], Vector], options: AskOptions, fit: "JudgeFit | None"
+    ) -> "NearAnswer | None":
+        """Return the answer to put to a judge with this fit: to a near question, and held by the best chunks for this one."""
         epoch = self.answers.epoch
         found = self.answers.near(question, vector, options)
         if found is None or is_non_answer(found.text):
             return None
-        fit = judge.found
         if fit is None:
             with _logged_only():
                 self.answers.record_near()
@@ -109,14 +134,24 @@ class CachedAnswers:
         chunks = self.index().search(question, vector(), options.top_k, self.documents.visible_versions())
         if not is_supported(question, found.text, [chunk.text for chunk in chunks]):
             return None
-        score = judge.score(found.question, question)
-        if not score >= least:  # nor where it is NaN
+        return NearAnswer(found, chunks, least, epoch)
+
+    def _judged(self, question: str, near: "NearAnswer", judge: "Judge") -> CachedAnswer | None:
+        """Return the near answer, with the judge's score, if it is high enough and the answer is still valid."""
+        found = near.found
+        score = self.answers.judged_score(question, found.stored_for)
+        if score is None:
+            score = judge.score(found.question, question)
+        if not score >= near.least:  # nor where it is NaN
             return None
         # Checked last: a document may have changed while the model judged.
-        now = self.answers.stored(found.question, options)
-        if now is None or now.text != found.text or not self._is_valid(now) or self.answers.epoch != epoch:
-            return None
-        return replace(found, judged=score)
+        valid = self._is_valid(found) and self._is_unchanged(near)
+        return replace(found, judged=score) if valid else None
+
+    def _is_unchanged(self, near: "NearAnswer") -> bool:
+        """Return whether the answer is still stored and no document has changed since it was found."""
+        now = self.answers.stored(near.found.question, near.found.options)
+        return now is not None and now.text == near.found.text and self.answers.epoch == near.epoch
 
     def are_words(self, found: CachedAnswer) -> bool:
         """Return whether the documents contain a word that was taken for a typing error (`found.errors`)."""
@@ -130,7 +165,7 @@ class CachedAnswers:
     def answer(self, found: CachedAnswer, began: float, judge_s: float = 0.0) -> Answer:
         """Return a cached answer as the answer to a request that began at `began` (`time.perf_counter`)."""
         took_s = time.perf_counter() - began
-        hit = AnswerCacheHit(found.question, found.similarity, found.made_at_s, found.judged)
+        hit = AnswerCacheHit(found.stored_for, found.similarity, found.made_at_s, found.judged)
         plan = Plan(found.options.recipe, 0.0, (), cache_hit=hit)
         timing = Timing(retrieve_s=took_s - judge_s, ttft_s=took_s, total_s=took_s, judge_s=judge_s)
         return Answer(found.text, found.sources, plan, timing)
@@ -143,7 +178,7 @@ class CachedAnswers:
             if self.budget is not None and ahead_s is not None:
                 self.budget.add_worth(Worth(hits=1, saved_s=ahead_s))
             if self.predictions is not None:
-                self.predictions.record_hit(found.question)
+                self.predictions.predicted.record_hit(found.question)
                 self.predictions.record_question(clean_text(question))
 
     def keep(
@@ -214,6 +249,15 @@ class CachedAnswers:
         names = chunk_names(chunks)
         new = [chunk for chunk, name in zip(chunks, names, strict=True) if name not in found.chunks]
         return not any(map(_bears_on_question, new))
+
+
+class NearAnswer(NamedTuple):
+    """An answer to put to the judge: the chunks that hold it, the least score, the epoch in which it was found."""
+
+    found: CachedAnswer
+    chunks: "Sequence[FoundChunk]"
+    least: float
+    epoch: int
 
 
 def _bears_on_question(chunk: "FoundChunk") -> bool:

@@ -4,8 +4,7 @@ There is no queue: each job changes what the next one is chosen by, so a killed 
 neither when to work nor what it may cost.
 """
 
-import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Final, Literal, TypeAlias
@@ -13,10 +12,9 @@ from typing import Final, Literal, TypeAlias
 from kvweave.answer_cache.evidence import is_non_answer, is_supported, repeats
 from kvweave.answer_cache.predictions import DropReason
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
-from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.ask import Asker
 from kvweave.background.calibration import Calibrator, Step
-from kvweave.background.planning import PredictFromHistory, Summarise, answers_ahead
+from kvweave.background.planning import Summarise, answers_ahead
 from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.config import TRANSFORMERS
@@ -25,6 +23,7 @@ from kvweave.recipes.names import AUTO
 from kvweave.results import Answer
 from kvweave.state.active_requests import RequestGuard
 from kvweave.state.background_budget import Worth
+from kvweave.state.judge import JudgeFits
 from kvweave.state.knowledge_base_state import KnowledgeBaseState
 from kvweave.text import content_stems
 
@@ -33,6 +32,7 @@ JobKind: TypeAlias = Literal[
     "answers",
     "calibration",
     "judging",
+    "promotion",
     "population",
     "conversion",
     "abstract",
@@ -49,8 +49,7 @@ _LIMIT: Final = "kv_limit_bytes"
 class Job:
     """One thing to do.
 
-    `about` describes it to people, `key` identifies it, `left` is how many of its kind there are. `origin` is the kind of
-    prediction that it is work for.
+    `about` describes it to people, `key` identifies it, `left` is how many of its kind there are.
     """
 
     kind: JobKind
@@ -58,7 +57,6 @@ class Job:
     key: Hashable
     left: int
     do: Callable[[], object]
-    origin: PredictionOrigin | None = None
 
 
 class JobSource:
@@ -78,6 +76,8 @@ class JobSource:
         auto = config.recipe == AUTO and config.model.engine == TRANSFORMERS
         self._calibrator = Calibrator(state, asker.components, asker.settings) if auto else None
         self._answers_ahead = answers_ahead(asker.cached.threshold, config.prediction.decode_cutoff)
+        self._fits = JudgeFits(config.home)
+        self._judge = cache(lambda: judge.apart() if (judge := self._components.judge) is not None else None)
         self._tried: set[Hashable] = set()
         self._to_restore: list[tuple[str, AskOptions]] | None = None
         self._renew_predictor()
@@ -99,22 +99,16 @@ class JobSource:
             system,
             self._cached.threshold,
             settings.config.prediction.prediction_stride,
-            self._paused,
         )
-
-    def _paused(self) -> Collection[PredictionOrigin]:
-        """Return the kinds of prediction that do not pay (`answer_cache/worth.py`)."""
-        worth = self._predictions.worth.all(self._budget.answer_seconds())
-        return {origin for origin, one in worth.items() if one.paused}
 
     def next(self) -> Job | None:
         """Return the next job, None if nothing is left that this run has not tried.
 
         First what users wait for: the check of answers after documents came in (refresh), and questions that lack a valid
-        answer (answers). Then the recipe that `auto` resolves to, by which all others are
+        answer (answers); one that a stored question asks in other words gets that answer (promotion). Then the recipe that `auto` resolves to, by which all others are
         computed (calibration), and how well the model judges questions, once it could have judged one (judging). Then predicted questions: their KV and answer (population), or the answer where it was left out
         before (conversion, PerCache §4.3.3). Then new predictions (abstract, prediction). Last, evicted KV, if the store's limit
-        was raised (restoration). Predictions that do not pay are left out.
+        was raised (restoration).
         """
         if not self._cached.documents.visible_versions():
             return None
@@ -136,18 +130,15 @@ class JobSource:
         return None
 
     def _measured(self, job: Job) -> None:
-        """Do a job, and record by how much the stored KV grew, and the work on a kind of prediction."""
+        """Do a job, and record by how much the stored KV grew."""
         store = self._state.store
-        before, began, waited_s = store.used_bytes, time.perf_counter(), self._guard.waited_s
+        before = store.used_bytes
         try:
             job.do()
         finally:
             grown = store.used_bytes - before
             if grown > 0:
                 self._budget.add_worth(Worth(kv_bytes=grown))
-            if job.origin is not None:
-                waited_s = self._guard.waited_s - waited_s
-                self._predictions.worth.add(job.origin, seconds=time.perf_counter() - began - waited_s)
 
     def _refresh(self) -> Job | None:
         cached = self._cached
@@ -180,6 +171,26 @@ class JobSource:
         fit = partial(judge.fit, between=self._guard.yield_to_requests)
         return Job("judging", "pairs of questions", ("judging",), 1, fit)
 
+    def _promotion(self, pending: PendingQuestion) -> Job | None:
+        """Return the job that puts a pending question and a near stored one to the judge, None if there is nothing to judge."""
+        key = ("promotion", pending.question, pending.options)
+        digest = self._metadata.get("model_digest")
+        if key in self._tried or not self._cached.error_bound or digest is None:
+            return None
+        fit, vector = self._fits.find(digest), self._cached.answers.vector(pending.question, pending.options)
+        near = (
+            None if fit is None else self._cached.near(pending.question, lambda: vector, pending.options, fit)
+        )
+        wanted = self._predictions.predicted.wanted_answer(pending.question)
+        if near is None or not _agrees(near.found.text, wanted):
+            return None
+        return Job("promotion", pending.question, key, 1, partial(self._promote, pending))
+
+    def _promote(self, pending: PendingQuestion) -> None:
+        judge = self._judge()
+        if judge is not None:
+            self._cached.promote(pending.question, pending.options, judge)
+
     def close(self) -> None:
         """Delete what a calibration has stored for its trials."""
         if self._calibrator is not None:
@@ -194,10 +205,7 @@ class JobSource:
     def _pending(
         self, kind: JobKind, reasons: tuple[PendingReason, ...], do: Callable[[PendingQuestion], None]
     ) -> Job | None:
-        predicted = kind in ("population", "conversion")
-        paused = self._paused() if predicted else ()
-        left_out = self._predictions.predicted.of(paused) if paused else ()
-        found = self._cached.answers.pending(len(self._tried) + 100, reasons, left_out)
+        found = self._cached.answers.pending(len(self._tried) + 100, reasons)
         left = [
             one
             for one in found
@@ -207,9 +215,8 @@ class JobSource:
         if not left:
             return None
         first = left[0]
-        origin = self._predictions.predicted.origin_of(first.question) if predicted else None
         key = (kind, first.question, first.options)
-        return Job(kind, first.question, key, len(left), partial(do, first), origin)
+        return self._promotion(first) or Job(kind, first.question, key, len(left), partial(do, first))
 
     def _populate(self, pending: PendingQuestion) -> None:
         if self._answers_ahead:
@@ -243,8 +250,6 @@ class JobSource:
             with self._cached.answers.transaction():
                 if predicted.drop(question, dropped):
                     self._cached.answers.delete([question])
-        elif (origin := predicted.origin_of(question)) is not None:
-            self._predictions.worth.add(origin, ready=1)
 
     def _prediction(self) -> Job | None:
         predictor = self._predictor
@@ -254,9 +259,8 @@ class JobSource:
         if isinstance(job, Summarise):
             about = f"key content of {len(job.chunks)} chunks"
             left = predictor.chunks_to_summarise()
-            return Job("abstract", about, job, left, partial(predictor.do, job), "knowledge")
-        origin: PredictionOrigin = "history" if isinstance(job, PredictFromHistory) else "knowledge"
-        return Job("prediction", "questions to come", job, 1, partial(predictor.do, job), origin)
+            return Job("abstract", about, job, left, partial(predictor.do, job))
+        return Job("prediction", "questions to come", job, 1, partial(predictor.do, job))
 
     def _restoration(self) -> Job | None:
         facts = self._state.facts
@@ -283,5 +287,9 @@ def _fault(question: str, answer: Answer, wanted: str) -> DropReason | None:
     if repeats(answer.text):
         return "repetition"
     supported = is_supported(question, answer.text, [source.text for source in answer.sources])
-    agrees = not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer.text]))
-    return None if supported and agrees else "unsupported"
+    return None if supported and _agrees(answer.text, wanted) else "unsupported"
+
+
+def _agrees(answer: str, wanted: str) -> bool:
+    """Return whether an answer has a content word of the one that its question was made for, if it was."""
+    return not wanted or not content_stems([wanted]).isdisjoint(content_stems([answer]))

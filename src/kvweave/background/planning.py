@@ -4,13 +4,12 @@ A job's result changes what is stored, so an interrupted or killed process conti
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvweave.answer_cache.predictions import PredictionStore
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
-from kvweave.answer_cache.worth import PredictionOrigin
 
 ROUNDS_PER_PART: Final = 2
 """Rounds of predictions from each part of the summary (PerCache §5.3)."""
@@ -48,7 +47,6 @@ def next_job(
     chunks: Sequence[ChunkRef],
     batch_tokens: Callable[[], int],
     max_earlier: Callable[[], int],
-    paused: Collection[PredictionOrigin] = (),
 ) -> Job | None:
     """Return the next job, or None: first new questions, then the latest part's first round, then the next part.
 
@@ -62,15 +60,12 @@ def next_job(
         chunks: all listed chunks, in reading order.
         batch_tokens: returns the most tokens to summarise at once; a single chunk may have more.
         max_earlier: returns the most questions of the history to predict from.
-        paused: what is not to be predicted from.
     """
     parts = predictions.summary.parts()
-    if parts and predictions.history.has_new and "history" not in paused:
+    if parts and predictions.history.has_new:
         number = predictions.history.last
         earlier = tuple(predictions.history.recent(max_earlier()))
         return PredictFromHistory(earlier, tuple(reversed(parts)), number)
-    if "knowledge" in paused:
-        return None
     part = min(parts, key=lambda each: (each.rounds, each.id), default=None)
     missing = predictions.summary.missing(chunks) if part is None or part.rounds else []
     if missing:

@@ -4,7 +4,7 @@ Predicted questions are queued in the answer cache; `jobs` computes their KV and
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,10 +23,9 @@ from kvweave.answer_cache.evidence import (
     unknown_words,
 )
 from kvweave.answer_cache.guard import base
-from kvweave.answer_cache.predictions import DropReason, PredictionStore
+from kvweave.answer_cache.predictions import DropReason, PredictionOrigin, PredictionStore
 from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.summary import ChunkRef, SummaryPart
-from kvweave.answer_cache.worth import PredictionOrigin
 from kvweave.answering.pipeline import reply_to
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
@@ -34,14 +33,14 @@ from kvweave.background.source_passages import Asked, answers_in, nearest_first,
 from kvweave.config import DEFAULT_NEW_TOKENS, GenerationConfig
 from kvweave.index.documents import DocumentTable, version_of
 from kvweave.kvstore.memory_store import MemoryStore
-from kvweave.models.prompt import PromptTemplate
+from kvweave.models.prompt import SEPARATOR, PromptTemplate
 from kvweave.options import AskOptions, within_context
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.names import EXACT
 from kvweave.recipes.recipe import Recipe
 from kvweave.state.components import RequestContext
 from kvweave.text import clean_text
-from kvweave.types import Prompt, ReplyFormat, Span, TokenizedPrompt
+from kvweave.types import Message, Prompt, ReplyFormat, Span, TokenizedPrompt
 
 BATCH_SHARE: Final = 4
 """A batch of chunks takes at most this fraction (1/4) of the model's context, and so do the summary's parts in a prompt."""
@@ -73,6 +72,16 @@ def request_prompt(
             Span("question", len(head), end),
         )
         return TokenizedPrompt((*head, *rest), spans, (len(head), end), ReplyFormat(one_line=True))
+    if (
+        request.system is not None
+    ):  # notes and request in one message: what stands before a question is for questions
+        said = SEPARATOR.join((*notes, request.text))
+        turns = [Message("system", request.system)]
+        if request.example is not None:
+            turns += map(Message, ("user", "assistant"), request.example)
+        ids, form = template.render_chat([*turns, Message("user", said)])
+        whole = Span("system", 0, 0), Span("question", 0, len(ids))
+        return TokenizedPrompt(ids, whole, (0, len(ids)), form)
     return template.render(Prompt(request.text, tuple(notes), before, several_lines=True))
 
 
@@ -99,7 +108,6 @@ class QuestionPredictor:
         system: the instruction that prompts start with.
         threshold: τ.
         stride: how many questions are predicted at a time (PerCache §4.1.2).
-        paused: returns the kinds of prediction that do not pay.
         examples: the KV of worked examples, which stand before all notes.
     """
 
@@ -112,7 +120,6 @@ class QuestionPredictor:
     system: str
     threshold: float
     stride: int
-    paused: Callable[[], Collection[PredictionOrigin]] = lambda: ()
     examples: MemoryStore = field(default_factory=MemoryStore)
 
     def next_job(self) -> Job | None:
@@ -120,9 +127,8 @@ class QuestionPredictor:
         return next_job(
             self.predictions,
             self._listed(),
-            lambda: self.prompts.batch_tokens or self._most_tokens,
+            lambda: min(self.prompts.batch_tokens, self._most_tokens),
             lambda: self.prompts.earlier_questions,
-            self.paused(),
         )
 
     def chunks_to_summarise(self) -> int:
@@ -167,8 +173,11 @@ class QuestionPredictor:
             self._store(self._replies_to(asked), "knowledge", [job.part], done)
             return
         parts = self._that_fit([job.part, *job.others])
-        request = self.prompts.predict_from_documents(self._per_reply)
-        replies = [(self.reply([part.text for part in parts], request, draw), "") for draw in draws]
+        notes, prompts = [part.text for part in parts], self.prompts
+        requests = [prompts.predict_from_documents(self._per_reply, draw) for draw in draws]
+        replies = [
+            (self.reply(notes, request, draw), "") for request, draw in zip(requests, draws, strict=True)
+        ]
         self._store(replies, "knowledge", parts, done)
 
     def _predict_from_history(self, job: PredictFromHistory) -> None:
@@ -185,10 +194,13 @@ class QuestionPredictor:
         request = self.prompts.predict_from_history(job.earlier, self._per_reply)
         replies: list[tuple[str, str]] = []
         used: dict[SummaryPart, None] = {}
+        others = list(job.parts)
+        if self._draws == 1:
+            others.sort(key=lambda each: -shared_words(each.text, job.earlier))
         for draw in range(self._draws):
-            start = draw % len(job.parts)
+            start = draw % len(others)
             # A model that reads one part at a time gets another one for every draw.
-            parts = self._that_fit([*job.parts[start:], *job.parts[:start]])
+            parts = self._that_fit([*others[start:], *others[:start]])
             used |= dict.fromkeys(parts)
             replies.append((self.reply([part.text for part in parts], request, draw), ""))
         self._store(replies, "history", list(used), seen)
@@ -253,8 +265,9 @@ class QuestionPredictor:
         if most < 1:
             return ""
         how = generation_for(draw), most
-        if request.plain:
-            decoded = reply_to(adapter, self.examples, recipe_named(EXACT), prompt, *how, keep=True)
+        if request.system is not None:  # no stored chunk fits what it reads
+            exact = recipe_named(EXACT)
+            decoded = reply_to(adapter, self.examples, exact, prompt, *how, keep=request.plain)
         else:
             decoded = reply_to(adapter, context.store, self.recipe, prompt, *how)
         return f"{request.lead} {decoded.text.strip()}".strip()
@@ -328,7 +341,8 @@ class QuestionPredictor:
     def _is_same(self, question: str, other: str, cosine: float) -> bool:
         if question == other or is_near_duplicate(question, other, cosine):
             return True
-        return self.answers.matcher.same(question, other, cosine, self.threshold)
+        # What only a model could tell apart counts as the same: that costs no more than a prediction.
+        return self.answers.matcher.compare(question, other, cosine, self.threshold).sameness != "different"
 
 
 def _summary_fault(summary: str, chunks: Sequence[str]) -> DropReason | None:

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
+from kvweave.answer_cache.predictions import PredictionCounts
 from kvweave.background.conditions import (
     Condition,
     MachineState,
@@ -29,7 +29,9 @@ class IdleStatus:
         jobs_today: finished jobs of today by kind.
         worth_today: what was made and of use today, and `worth` in all.
         waiting: questions that wait for an answer.
-        predictions: what predictions from the documents ("knowledge") and from earlier questions ("history") are worth.
+        seconds: of work so far, by kind.
+        predictions: what predicted questions were worth so far.
+        promoted: questions that got the answer to a stored one ahead of time, and `promoted_given` answers given from them.
         dropped: predicted questions that were not worth an answer, by reason.
         summaries_dropped: summaries that questions are not predicted from, by reason.
         conditions: what must hold for work that no user has just asked for.
@@ -43,7 +45,10 @@ class IdleStatus:
     worth_today: Worth
     worth: Worth
     waiting: int
-    predictions: dict[PredictionOrigin, PredictionStatus]
+    seconds: dict[str, float]
+    predictions: PredictionCounts
+    promoted: int
+    promoted_given: int
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
     conditions: tuple[Condition, ...]
@@ -60,18 +65,21 @@ def idle_status(
     """Return the status of a knowledge base's background work; `machine` is that of this one if it is not given."""
     budget, predictions = state.background_budget, state.predictions
     today = budget.totals(today=True)
-    spent_today = sum_of(today.values())
+    spent_today, spent, answers = sum_of(today.values()), budget.totals(), state.answers.totals()
     machine = machine_state(OwnLoad()) if machine is None else machine
     return IdleStatus(
         time.strftime("%Y-%m-%d"),
         spent_today,
-        sum_of(budget.totals().values()),
+        sum_of(spent.values()),
         seconds_per_day(config),
         {kind: spent.jobs for kind, spent in today.items()},
         budget.worth(today=True),
         budget.worth(),
-        state.answers.totals().waiting,
-        predictions.worth.all(budget.answer_seconds()),
+        answers.waiting,
+        {kind: each.seconds for kind, each in spent.items()},
+        predictions.predicted.counts(),
+        answers.promoted,
+        answers.promoted_given,
         predictions.predicted.totals().reasons,
         predictions.summary.drops(),
         (*conditions(config, machine), budget_condition(config, spent_today)),

@@ -22,8 +22,8 @@ TITLES = {
     "prediction": "rounds of predictions",
     "restoration": "questions checked for evicted KV",
     "judging": "models tried as judges of questions",
+    "promotion": "pairs of questions judged ahead",
 }
-_ORIGINS = {"knowledge": "documents", "history": "earlier questions"}
 OPTIONS = (*opt.KB, *opt.MODEL, *opt.REUSE, *opt.OFFLOADING, "prediction_stride", "idle_seconds_per_day")
 
 
@@ -126,17 +126,23 @@ def _status_lines(status: "IdleStatus") -> list[str]:
 
 
 def _predictions(status: "IdleStatus") -> list[str]:
-    """Return a line with the benefit of each kind of prediction tried so far, and lines with the dropped ones."""
+    """Return lines with what predictions and promotions were worth, and why predictions were dropped."""
     from kvweave.cli.output import seconds
 
-    lines = []
-    for origin, one in status.predictions.items():
-        if one.ready or one.seconds:
-            rate = "" if one.hits_per_work is None else f" ({one.hits_per_work:.2g} per answer computed)"
-            lines.append(
-                f"predicted from {_ORIGINS[origin]}: {one.ready:,} ready, {one.hits:,} of {one.asked:,} questions answered from them for "
-                f"{seconds(one.seconds)} of work{rate}" + (f"; paused: {one.paused}" if one.paused else "")
-            )
+    def took(*kinds: str) -> str:
+        return seconds(sum(status.seconds.get(kind, 0.0) for kind in kinds))
+
+    made, lines = status.predictions, []
+    if made.made:
+        lines.append(
+            f"predicted: {made.made:,} questions, {made.dropped:,} dropped; {made.asked:,} of them asked, {made.served:,} answers given from "
+            f"them, {made.rejected:,} rejected, for {took('abstract', 'prediction', 'population', 'conversion')} of work"
+        )
+    if status.promoted:
+        lines.append(
+            f"promoted: {status.promoted:,} questions got a stored answer; {status.promoted_given:,} answers given from them, for "
+            f"{took('judging', 'promotion')} of work"
+        )
     for what, reasons in (("questions", status.dropped), ("summaries", status.summaries_dropped)):
         if reasons:
             counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())

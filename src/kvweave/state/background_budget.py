@@ -15,8 +15,10 @@ _SCHEMA: Final = (
         day TEXT PRIMARY KEY, entries INTEGER NOT NULL, hits INTEGER NOT NULL, saved_s REAL NOT NULL,
         kv_bytes REAL NOT NULL) WITHOUT ROWID""",
 )
-ANSWERING: Final = frozenset({"answers", "population", "conversion"})
-"""The kinds of jobs that answer a question."""
+
+_ANSWERING: Final = frozenset(
+    {"answers", "population", "conversion"}
+)  # the kinds of jobs that answer a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,10 @@ class BackgroundBudget:
         )
         return {kind: Spent(*spent) for kind, *spent in rows}
 
-    def answer_seconds(self) -> float | None:
-        """Return the mean seconds of answering a question ahead; None if none was."""
-        done = sum_of(spent for kind, spent in self.totals().items() if kind in ANSWERING)
-        return done.seconds / done.jobs if done.jobs else None
+    def answer_seconds(self) -> float:
+        """Return the mean seconds of answering a question ahead; 0 before the first."""
+        done = sum_of(spent for kind, spent in self.totals().items() if kind in _ANSWERING)
+        return done.seconds / done.jobs if done.jobs else 0.0
 
     def add_worth(self, worth: Worth) -> None:
         """Add what was made, or was of use, to today's."""

@@ -156,7 +156,7 @@ class Judge:
 
     def __init__(self, adapter: "Adapter", home: Path) -> None:
         self._adapter, self._fits = adapter, JudgeFits(home)
-        self._lock = threading.Lock()
+        self._home, self._lock = home, threading.Lock()
         self._kept: tuple[str, FusedCache] | None = None  # of these weights
         self._scored: dict[int, float] = {}  # labelled pairs, by number, until all of them are
 
@@ -165,6 +165,10 @@ class Judge:
         """The fit of the model, or None before there is one."""
         return self._fits.find(self._adapter.fingerprint.digest)
 
+    def apart(self) -> "Judge":
+        """Return a judge with KV of its own, for work that yields to requests: these would wait for ever for KV that it uses."""
+        return Judge(self._adapter, self._home)
+
     def fit(self, progress: Progress = no_progress, between: Callable[[], None] = lambda: None) -> JudgeFit:
         """Score the labelled pairs and store the fit, unless there is one; `between` is called before each pair.
 
@@ -172,8 +176,7 @@ class Judge:
         """
         if (known := self.found) is not None:
             return known
-        # With KV of its own: requests that waited for the KV of a fit which yields to requests would wait for ever.
-        own, scored = Judge(self._adapter, Path()), self._scored
+        own, scored = self.apart(), self._scored
         began, pairs = time.perf_counter(), labelled_pairs() if self.can_judge else ()
         for number, (one, other, _) in enumerate(pairs):
             if number not in scored:

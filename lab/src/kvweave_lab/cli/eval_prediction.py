@@ -1,6 +1,7 @@
 """eval prediction: whether predicted questions serve the questions of the natural set."""
 
 import datetime
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,14 @@ class PredictionOptions:
             help="Number of worked examples before the context; 0 uses the product's own prompt.",
         ),
     ] = 3
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            min=0.0,
+            help="Begin nothing else after so many minutes, and report what is done. The same command with --output continues.",
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -73,6 +82,7 @@ class PredictionOptions:
             self.limit,
             self.examples,
             {name: value for name, value in settings.items() if value is not None},
+            math.inf if self.minutes is None else self.minutes,
         )
 
 
@@ -102,7 +112,7 @@ def prediction(
     content: dict[str, Any] = {
         "about": {
             **bench.environment(),
-            **facts(request),
+            **{name: value for name, value in facts(request).items() if name != "minutes"},
             "version": __version__,
             "date": datetime.date.today().isoformat(),
         },
@@ -119,7 +129,9 @@ def prediction(
     if json:
         print_json(content)
         return
-    STDOUT.print(_table(figures))
+    STDOUT.print(_funnel_table(figures))
+    if figures.systems:
+        STDOUT.print(_table(figures))
     bench.print_paths(files)
 
 
@@ -136,6 +148,30 @@ def _lines() -> "Progress":
             STDERR.print(f"{time.strftime('%H:%M:%S')} {stage}: {done} of {total}", highlight=False)
 
     return report
+
+
+def _funnel_table(figures: "Figures") -> "Table":
+    """Return a table of what is left of the set's questions from prediction to answer."""
+    from kvweave_lab.report import text_table
+
+    found = figures.funnel
+    near = ", ".join(f"{number} at {least}" for least, number in found.within.items())
+    judge = "not needed" if found.auc is None else f"AUC {found.auc:.2f}"
+    table = text_table(
+        ("", "questions", "right", "wrong", "KV ready"),
+        title=f"From {found.questions} questions of the set to served ones",
+        caption=f"nearest prediction within a cosine: {near}; judge: {judge}; kvweave's number is answer_error_bound",
+    )
+    table.add_row("predicted, by its answer", str(found.predicted), "", "", "")
+    for name, count, right in (
+        ("matched, or near and guarded", found.matched, found.matched_right),
+        ("and held by the passages", found.held, found.held_right),
+    ):
+        table.add_row(name, str(count), str(right), str(count - right), "")
+    for row in found.rows:
+        counts = (row.right + row.wrong, row.right, row.wrong)
+        table.add_row(f"served: {row.system}", *map(str, counts), f"{row.ready:.0%}")
+    return table
 
 
 def _table(figures: "Figures") -> "Table":

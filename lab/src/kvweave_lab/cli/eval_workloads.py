@@ -302,7 +302,9 @@ def lookalikes_command(
     if json:
         print_json(content(done, environment, judging))
         return
-    STDOUT.print(threshold_table(done))
+    rows = [] if judged is None else [row for row in judged.rows if row.is_default]
+    name = "" if judged is None else judged.model
+    STDOUT.print(threshold_table(done, [(name, row.bound, row.hit_rate, row.false_hit_rate) for row in rows]))
     STDOUT.print(kind_table(done))
     if judged is not None:
         STDOUT.print(judging_table(judged))

@@ -1,7 +1,7 @@
 """Hit rates of every matcher at every threshold, on paraphrases and on look-alikes, and the report of them.
 
 A matcher decides by a score and a threshold whether two questions share an answer: kvweave's, plain cosine, cosine behind
-kvweave's guard, and GPTCache's rule. All of them get the same vectors.
+kvweave's guard, and the rules of GPTCache, MeanCache and vCache. All of them get the same vectors.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,7 @@ from kvweave.config import AnswersConfig
 from kvweave.embedding import TextEncoder
 from kvweave.errors import InvalidRequest
 from kvweave.state.knowledge_base_state import Progress, no_progress
+from kvweave_lab.eval.learned_matchers import VCACHE_BOUND, meancache_threshold, vcache_scores
 from kvweave_lab.eval.question_pairs import Pair
 from kvweave_lab.report import flatten, interval_text, json_bytes, text_table, write_files
 from kvweave_lab.report.figures import (
@@ -50,12 +51,12 @@ class Matcher:
 
     Attributes:
         name: in tables and figures.
-        threshold: the default.
+        threshold: the default; None for the one that fits the pairs best.
         score: from pairs and their cosines (pairs,) to scores (pairs,), higher for more similar pairs.
     """
 
     name: str
-    threshold: float
+    threshold: float | None
     score: Callable[[Sequence[Pair], Scores], Scores]
 
 
@@ -124,10 +125,12 @@ def evaluate_matchers(
     rows: list[MatcherRow] = []
     kinds: list[KindRow] = []
     for matcher in MATCHERS:
-        scores = matcher.score(pairs, cosines)
-        rows += _rows(matcher, pairs, scores)
-        for threshold in sorted({*_SHOWN, matcher.threshold}):
-            kinds += _kinds(matcher, threshold, pairs, scores >= threshold)
+        scores, default = matcher.score(pairs, cosines), matcher.threshold
+        if default is None:
+            default = meancache_threshold([pair.is_paraphrase for pair in pairs], scores, THRESHOLDS)
+        rows += _rows(matcher.name, default, pairs, scores)
+        for threshold in sorted({*_SHOWN, default}):
+            kinds += _kinds(matcher.name, threshold, threshold == default, pairs, scores >= threshold)
     return MatchingResult(pool, seed, encoder.name, paraphrases, lookalikes, tuple(rows), tuple(kinds))
 
 
@@ -148,16 +151,16 @@ def text_cosines(
     return cosines
 
 
-def _rows(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[MatcherRow]:
+def _rows(matcher: str, default: float, pairs: Sequence[Pair], scores: Scores) -> list[MatcherRow]:
     same = np.array([pair.is_paraphrase for pair in pairs])
     rows = []
-    for threshold in sorted({*THRESHOLDS, matcher.threshold}):
+    for threshold in sorted({*THRESHOLDS, default}):
         hits = scores >= threshold
         rows.append(
             MatcherRow(
-                matcher.name,
+                matcher,
                 threshold,
-                threshold == matcher.threshold,
+                threshold == default,
                 wilson_interval(int(hits[same].sum()), int(same.sum())),
                 wilson_interval(int(hits[~same].sum()), int((~same).sum())),
             )
@@ -166,14 +169,13 @@ def _rows(matcher: Matcher, pairs: Sequence[Pair], scores: Scores) -> list[Match
 
 
 def _kinds(
-    matcher: Matcher, threshold: float, pairs: Sequence[Pair], hits: NDArray[np.bool_]
+    matcher: str, threshold: float, default: bool, pairs: Sequence[Pair], hits: NDArray[np.bool_]
 ) -> list[KindRow]:
     """Return a row for each kind of pair."""
     named = np.array([pair.kind for pair in pairs])
-    default = threshold == matcher.threshold
     return [
         KindRow(
-            matcher.name,
+            matcher,
             threshold,
             default,
             str(kind),
@@ -210,14 +212,20 @@ def _gptcache(pairs: Sequence[Pair], cosines: Scores) -> Scores:
     return 1 - (2 - 2 * cosines) / 4
 
 
+def _vcache(pairs: Sequence[Pair], cosines: Scores) -> Scores:
+    return vcache_scores([pair.is_paraphrase for pair in pairs], cosines)
+
+
 MATCHERS: Final = (
     Matcher(OURS, AnswersConfig().answer_threshold, _kvweave),
     Matcher("cosine", AnswersConfig().answer_threshold, _cosine),
     Matcher(GUARDED, AnswersConfig().answer_threshold, _guarded),
     Matcher("gptcache", 0.8, _gptcache),
+    Matcher("meancache", None, _cosine),
+    Matcher("vcache", 1 - VCACHE_BOUND, _vcache),
 )
 """The first is kvweave's. GPTCache embeds with another model by default (paraphrase-albert). Here its rule and its
-threshold of 0.8 are applied to the vectors that all matchers get."""
+threshold of 0.8 are applied to the vectors that all matchers get. vCache's threshold is 1 − δ."""
 
 
 _JSON: Final = "lookalikes.json"
@@ -257,8 +265,13 @@ def write(
     return write_files(folder, {_JSON: found, _PNG: matcher_curves(done)})
 
 
-def threshold_table(done: MatchingResult) -> Table:
-    """Return some thresholds of every matcher as a table; its default is marked."""
+def threshold_table(
+    done: MatchingResult, judged: Sequence[tuple[str, float, Estimate, Estimate]] = ()
+) -> Table:
+    """Return some thresholds of every matcher as a table; its default is marked.
+
+    `judged` are further rows: the name of a judge, its bound on wrong answers, its hit rate and its false-hit rate.
+    """
     caption = (
         f"{done.paraphrases:,} paraphrases, {done.lookalikes:,} look-alikes · * default threshold"
         " · brackets: 95 % interval"
@@ -269,6 +282,9 @@ def threshold_table(done: MatchingResult) -> Table:
             mark = "*" if row.is_default else ""
             rates = interval_text(row.hit_rate, ".1%"), interval_text(row.false_hit_rate, ".2%")
             table.add_row(row.matcher, f"{row.threshold:.2f}{mark}", *rates)
+    for name, bound, hit_rate, false_hit_rate in judged:
+        shown = interval_text(hit_rate, ".1%"), interval_text(false_hit_rate, ".2%")
+        table.add_row(f"{OURS}, judged by {name}", f"bound {bound:.1%}*", *shown)
     return table
 
 

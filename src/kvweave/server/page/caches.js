@@ -255,12 +255,22 @@ function predictions(found) {
 }
 
 /** What idle work did today, what it was worth in all, and why it does nothing now. */
-function idleText({ spent_today: today, seconds_per_day: limit, worth_today: made, worth, reasons }) {
+function idleText(idle) {
+  const { spent_today: today, seconds_per_day: limit, worth_today: made, worth, reasons, predictions: of } = idle;
   const budget = limit === null ? "" : ` of ${seconds(limit)}`;
   const sentences = [
     `Today: ${seconds(today.seconds)}${budget} of work, ${plural(made.entries, "answer")}, ${bytes(made.kv_bytes)} of KV`,
     `in all ${plural(worth.hits, "prepared answer")} given, which saved ${seconds(worth.saved_s)} of waiting`,
   ];
+  if (of.made)
+    sentences.push(
+      `${count(of.asked)} of ${plural(of.made, "predicted question")} asked, ${plural(of.served, "answer")} given from them, ` +
+        `${count(of.rejected)} rejected`,
+    );
+  if (idle.promoted)
+    sentences.push(
+      `${plural(idle.promoted, "question")} promoted to a stored answer, given ${plural(idle.promoted_given, "time")}`,
+    );
   return `${sentences.join("; ")}.${reasons.length ? ` It waits: ${reasons.join("; ")}.` : ""}`;
 }
 

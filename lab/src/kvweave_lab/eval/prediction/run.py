@@ -7,15 +7,19 @@ are asked. An interrupted run resumes, in idle work too: what is predicted is th
 """
 
 import json
+import math
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvweave.answer_cache.worth import PredictionOrigin, PredictionStatus
+from kvweave.answer_cache.predictions import PredictedQuestion
+from kvweave.answer_cache.records import CachedAnswer
 from kvweave.errors import InvalidRequest
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase, open_knowledge_base
@@ -24,6 +28,7 @@ from kvweave.state.active_requests import BackgroundStopped
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave_lab.eval.natural.prompts import MAX_NEW_TOKENS, instruction
 from kvweave_lab.eval.natural.questions import UNANSWERABLE, Question, QuestionSet
+from kvweave_lab.eval.prediction.funnel import Funnel, Passage, ServedRow, funnel
 from kvweave_lab.eval.prediction.systems import (
     Chunks,
     Derivation,
@@ -44,6 +49,7 @@ _PREDICTING: Final = ("abstract", "prediction")
 _BASE: Final = "documents"
 _ALL: Final = 1_000_000
 _PREDICTIONS: Final = "predictions.json"
+_FUNNEL: Final = "funnel.json"
 _NAMES: Final[dict[Arm, str]] = {"computed": "kvweave without predictions", "predicted": "kvweave"}
 
 
@@ -58,6 +64,7 @@ class Request:
         limit: questions of the set; None for all that the documents answer.
         examples: worked examples in the instruction, at most 3; 0 is the product's own instruction.
         settings: of both knowledge bases, such as the model.
+        minutes: after so many, nothing else is predicted, answered or asked.
     """
 
     documents: int
@@ -66,6 +73,7 @@ class Request:
     limit: int | None = None
     examples: int = 3
     settings: Mapping[str, Any] = field(default_factory=dict)
+    minutes: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +108,24 @@ class Figures:
     """What all questions say.
 
     Attributes:
-        questions: how many were asked.
+        questions: how many every arm was asked.
+        funnel: what is left of the set's questions from prediction to answer.
         systems: each system's row.
         served_by_origin: questions that kvweave answered from predictions, by what these were predicted from.
         idle_s, idle_flops: idle work by kind.
         predicted: questions that were kept, by origin; `dropped` why others were not, and `summaries_dropped` likewise.
-        predictions: what each kind of prediction is worth.
-        nearest: of the kept question whose vector is nearest to a person's question, within the threshold: how many such pairs
-            there are, and what the matcher says of them. What else was asked has no kept question within it.
         median_cosine, greatest_cosine: of a person's question and the nearest predicted one, dropped ones included.
     """
 
     questions: int
+    funnel: Funnel
     systems: tuple[SystemFigures, ...]
     served_by_origin: dict[str, int]
     idle_s: dict[str, float]
     idle_flops: dict[str, float]
     predicted: dict[str, int]
-    predictions: dict[PredictionOrigin, PredictionStatus]
     dropped: dict[str, int]
     summaries_dropped: dict[str, int]
-    nearest: dict[str, int]
     median_cosine: float
     greatest_cosine: float
 
@@ -162,34 +167,49 @@ def choose(content: QuestionSet, request: Request) -> tuple[list[str], list[Ques
 def run(
     content: QuestionSet, request: Request, folder: Path, progress: Progress = no_progress
 ) -> tuple[Figures, list[PredictionOutcome], list[Served], list[Prediction]]:
-    """Run or resume it in a folder; raises InvalidRequest for a folder of another run, and as `choose`.
+    """Run or resume it in a folder, as far as it comes in `request.minutes`; raises InvalidRequest for a folder of another run.
+
+    Raises as `choose` too.
 
     Returns the figures, what the arms answered, what the derived systems served, and what was predicted.
     """
     names, asked = choose(content, request)
+    ends = time.monotonic() + 60 * request.minutes
     with PredictionLog(folder, _configuration(names, request)) as log, ExitStack() as opened:
-        bases = _open_all(names, content, request, folder, progress, opened)
-        predictions = _predictions(bases["predicted"], request.predictions, folder / _PREDICTIONS, progress)
+        base_of = _opener(names, content, request, folder, progress, opened)
+        predicting = base_of("predicted")
+        predictions = _predictions(predicting, request.predictions, folder / _PREDICTIONS, ends, progress)
+
+        def unscreened(question: str) -> str:
+            return _asked(predicting, "unscreened", Question(question, question, (), "", (), ""), log).text
+
+        def prompt(question: str) -> Chunks:
+            said = predicting.prompt(question)
+            spans = predicting.model.template.render(said).spans
+            return list(zip(said.chunks, (span.tokens for span in spans[1:-1]), strict=True))
+
+        path = folder / _FUNNEL  # of before the first question was asked
+        if path.exists():
+            content_of = json.loads(path.read_text(encoding="utf-8"))
+            rows = tuple(ServedRow(**each) for each in content_of.pop("rows"))
+            passages = tuple(Passage(**each) for each in content_of.pop("passages"))
+            left = Funnel(**content_of, rows=rows, passages=passages)
+        else:
+            left = funnel(predicting, asked, predictions, unscreened, prompt, progress)
+            if (folder / _PREDICTIONS).exists():
+                write_atomically(path, [json.dumps(asdict(left), indent=1).encode()])
         outcomes: list[PredictionOutcome] = []
+        done = 0
         for number, question in enumerate(asked):
+            if time.monotonic() >= ends or not path.exists():
+                break
             progress("questions", number, len(asked))
             # In turn, and each one first as often as the others: the machine's load changes.
             first = number % len(ARMS)
             for arm in (*ARMS[first:], *ARMS[:first]):
-                outcomes.append(_asked(bases[arm], arm, question, log))
-        progress("questions", len(asked), len(asked))
-
-        def unscreened(question: str) -> str:
-            return _asked(
-                bases["predicted"], "unscreened", Question(question, question, (), "", (), ""), log
-            ).text
-
-        def prompt(question: str) -> Chunks:
-            said = bases["prefix"].prompt(question)
-            spans = bases["prefix"].model.template.render(said).spans
-            return list(zip(said.chunks, (span.tokens for span in spans[1:-1]), strict=True))
-
-        figures, served = _figures(asked, outcomes, predictions, bases["predicted"], unscreened, prompt)
+                outcomes.append(_asked(base_of(arm), arm, question, log))
+            done = number + 1
+        figures, served = _figures(asked[:done], outcomes, predictions, predicting, left, unscreened, prompt)
         return figures, outcomes, served, predictions
 
 
@@ -203,15 +223,18 @@ def _configuration(names: Sequence[str], request: Request) -> dict[str, Any]:
     }
 
 
-def _open_all(
+def _opener(
     names: Sequence[str],
     content: QuestionSet,
     request: Request,
     folder: Path,
     progress: Progress,
     opened: ExitStack,
-) -> dict[Arm, KnowledgeBase]:
-    """Return the knowledge bases of the arms with the documents in them, to be closed with `opened`."""
+) -> Callable[[Arm], KnowledgeBase]:
+    """Return a function that returns an arm's knowledge base with the documents in it; each is opened once, to be closed with `opened`.
+
+    Each has a model of its own in memory.
+    """
     for name in names:
         path = folder / "documents" / name
         if not path.exists():
@@ -237,37 +260,51 @@ def _open_all(
         shutil.copytree(folder / "computed", partly)
         partly.rename(folder / "predicted")
     others: dict[Arm, dict[str, Any]] = {"computed": {}, "predicted": {}, "prefix": {"recipe": "prefix"}}
-    return {arm: opened.enter_context(closing(added(arm, **own))) for arm, own in others.items()}
+    return cache(lambda arm: opened.enter_context(closing(added(arm, **others[arm]))))
 
 
-def _predictions(base: KnowledgeBase, most: int, path: Path, progress: Progress) -> list[Prediction]:
-    """Finish the idle work before the first question, and return its predictions and answers."""
-    if not path.exists():
-        _predict(base, most, progress)
-        settings = dict(base.answers.most_used())
-        answers = {
-            question: found.text
-            for question, own in settings.items()
-            if (found := base.answers.stored(question, own)) is not None
-        }
-        made = [
-            Prediction(each.question, each.origin, each.dropped, answers.get(each.question))
-            for each in base.predictions.predicted.latest(_ALL)
-        ]
+def _predictions(
+    base: KnowledgeBase, most: int, path: Path, ends: float, progress: Progress
+) -> list[Prediction]:
+    """Do the idle work before the first question, and return its predictions and answers; write them if it was finished in time."""
+    if path.exists():
+        return [Prediction(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    finished = _predict(base, most, ends, progress)
+    answers = {
+        question: found
+        for question, own in base.answers.most_used()
+        if (found := base.answers.stored(question, own)) is not None
+    }
+    made = [_prediction(each, answers.get(each.question)) for each in base.predictions.predicted.latest(_ALL)]
+    if finished:
         write_atomically(path, [json.dumps([asdict(each) for each in made], indent=2).encode()])
-    return [Prediction(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    return made
 
 
-def _predict(base: KnowledgeBase, most: int, progress: Progress) -> None:
-    """Do idle work until so many questions are predicted and those that were kept are answered, or nothing is left to do."""
+def _prediction(made: PredictedQuestion, answer: CachedAnswer | None) -> Prediction:
+    if answer is None:
+        return Prediction(made.question, made.origin, made.dropped, None)
+    documents = sorted({Path(source.document).name for source in answer.sources})
+    return Prediction(made.question, made.origin, made.dropped, answer.text, documents)
+
+
+def _predict(base: KnowledgeBase, most: int, ends: float, progress: Progress) -> bool:
+    """Do idle work until so many questions are predicted and those that were kept are answered, or nothing is left to do.
+
+    Returns False if the time `ends` came first.
+    """
+    late = False
 
     def until(kind: str, done: int, total: int) -> None:
+        nonlocal late
         made, waiting = _predicted(base), base.answers.pending(1, ("predicted", "prefilled"))
-        if kind in _PREDICTING and made >= most and not waiting:
+        late = time.monotonic() >= ends
+        if late or (kind in _PREDICTING and made >= most and not waiting):
             raise BackgroundStopped  # before the next round
         progress(f"{made} of {most} predicted; {kind}", done, total)
 
     base.idle(until)
+    return not late
 
 
 def _predicted(base: KnowledgeBase) -> int:
@@ -312,9 +349,11 @@ def _figures(
     outcomes: Sequence[PredictionOutcome],
     predictions: Sequence[Prediction],
     base: KnowledgeBase,
+    left: Funnel,
     unscreened: Callable[[str], str],
     prompt: Callable[[str], Chunks],
 ) -> tuple[Figures, list[Served]]:
+    cosines = [each.cosine for each in left.passages]
     by_arm = {arm: {each.question: each for each in outcomes if each.arm == arm} for arm in ARMS}
     computed = {id_: each.text for id_, each in by_arm["computed"].items()}
     status, spent = base.idle_status(), base.background_budget.totals()
@@ -322,33 +361,28 @@ def _figures(
     origins = [
         each.origin or "" for each in by_arm["predicted"].values() if each.origin not in (None, "asked")
     ]
-    derived = Derivation(
-        asked,
-        by_arm["prefix"],
-        computed,
-        predictions,
-        base.encoder.encode,
-        threshold,
-        unscreened,
-        prompt,
-    )
-    rows, served = derived.systems(spent)
-    cosines = derived.cosines()
-    own = [
-        executed(_NAMES[arm], asked, by_arm[arm], computed, spent if arm == "predicted" else {})
-        for arm in _NAMES
-    ]
+    own, rows = list[SystemFigures](), list[SystemFigures]()
+    served: list[Served] = []
+    if asked:
+        encode = base.encoder.encode
+        derived = Derivation(
+            asked, by_arm["prefix"], computed, predictions, encode, threshold, unscreened, prompt
+        )
+        rows, served = derived.systems(spent)
+        own = [
+            executed(_NAMES[arm], asked, by_arm[arm], computed, spent if arm == "predicted" else {})
+            for arm in _NAMES
+        ]
     return Figures(
         len(asked),
+        left,
         (*own, *rows),
         {origin: origins.count(origin) for origin in dict.fromkeys(origins)},
         {kind: each.seconds for kind, each in spent.items()},
         {kind: each.flops for kind, each in spent.items()},
         base.predictions.predicted.totals().predicted,
-        status.predictions,
         status.dropped,
         status.summaries_dropped,
-        derived.nearest(base.answers.matcher),
         statistics.median(cosines),
-        cosines[-1],
+        max(cosines),
     ), served

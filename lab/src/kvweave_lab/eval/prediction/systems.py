@@ -8,14 +8,12 @@ prompt leaves its own, which is found after exactly the same chunks. PerCache's 
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from kvweave.answer_cache.matching import Matcher
 from kvweave.embedding import Vectors
 from kvweave.state.background_budget import Spent
 from kvweave_lab.eval.metrics import f1, normalized
@@ -68,12 +66,13 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted question; `dropped` says why kvweave does not answer it, and `answer` is None then."""
+    """A predicted question; `dropped` says why kvweave does not answer it, and `answer` is None then, else from `documents`."""
 
     question: str
     origin: str
     dropped: str | None
     answer: str | None
+    documents: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,6 @@ class Derivation:
         self._prompt = prompt
         self._asked, self._prefix, self._computed = asked, prefix, computed
         self._encode, self._threshold, self._unscreened = encode, threshold, unscreened
-        self._kept = [each for each in predictions if each.dropped is None]
         self._predicted = [each for each in predictions if each.origin != _OWN_WORDINGS]
         self._vectors = _encoded(encode, [each.question for each in self._predicted])
 
@@ -268,26 +266,6 @@ class Derivation:
             return next(self._prefix[each.id].text for each in self._asked if each.text == other)
         found = next(each for each in self._predicted if each.question == other)
         return self._unscreened(other) if found.answer is None else found.answer
-
-    def cosines(self) -> list[float]:
-        """Return for each question the cosine of the nearest predicted one, dropped ones included; the lowest first."""
-        if not self._predicted:
-            return [0.0] * len(self._asked)
-        vectors = self._encode([each.text for each in self._asked])
-        return sorted(map(float, (vectors @ self._vectors.T).max(axis=1)))
-
-    def nearest(self, matcher: Matcher) -> dict[str, int]:
-        """Return a matcher's judgement of each question and its nearest kept prediction, for pairs within τ."""
-        said = Counter[str]()
-        vectors = _encoded(self._encode, [each.question for each in self._kept])
-        for question in self._asked if self._kept else ():
-            cosines = vectors @ self._encode([question.text])[0]
-            best = int(cosines.argmax())
-            if cosines[best] >= self._threshold:
-                other = self._kept[best].question
-                compared = matcher.compare(question.text, other, float(cosines[best]), self._threshold)
-                said[f"{compared.sameness}: {compared.kind}"] += 1
-        return dict(said.most_common())
 
 
 def _encoded(encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str]) -> Vectors:
