@@ -190,14 +190,15 @@ class TestPrompts:
         prompts = prompts_for("Qwen/Qwen2.5-0.5B-Instruct", chat=True)
         assert isinstance(prompts, InstructPrompts)
         assert prompts.summarise() is None  # it asks about passages as they are
-        first, second = (prompts.predict_from_documents(5, draw).text for draw in (0, 1))
-        assert "Write 5 questions" in first
-        asked = [
-            {kind for kind in prompts_module.KINDS if f"{kind}," in text or f"{kind}." in text}
-            for text in (first, second)
-        ]
-        assert asked[0] | asked[1] == set(prompts_module.KINDS)
-        assert not asked[0] & asked[1]
+        first, second = (prompts.predict_from_documents(5, draw) for draw in (0, 1))
+        assert "Write 5 questions" in first.text
+        shown = [each.example[1].splitlines() for each in (first, second)]
+        assert [*shown[0], *shown[1]] == list(prompts_module.KINDS.values())
+        for kind, question in prompts_module.KINDS.items():
+            assert question.startswith(kind)
+            assert kind in (first if question in shown[0] else second).text
+            assert parse_questions(question, 1) == [question]
+            assert is_answerable(question, [first.example[0]])
         request = prompts.predict_from_history(("What does Anna own?", "What does Ben own?"), 3).text
         assert "- What does Anna own?\n- What does Ben own?\n" in request
         assert " 3 questions" in request
@@ -209,7 +210,10 @@ class TestPrompts:
         request = InstructPrompts().predict_from_documents(2)
         prompt = request_prompt(template, ["A note.", "Another."], request, "Answer.")
         said = f"A note.\n\nAnother.\n\n{request.text}"
-        expected, _ = template.render_chat([Message("system", request.system), Message("user", said)])
+        example = Message("user", request.example[0]), Message("assistant", request.example[1])
+        expected, _ = template.render_chat(
+            [Message("system", request.system), *example, Message("user", said)]
+        )
         assert prompt.token_ids == expected
         assert [(span.kind, span.tokens) for span in prompt.spans] == [
             ("system", 0),

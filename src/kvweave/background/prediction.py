@@ -76,7 +76,10 @@ def request_prompt(
         request.system is not None
     ):  # notes and request in one message: what stands before a question is for questions
         said = SEPARATOR.join((*notes, request.text))
-        ids, form = template.render_chat([Message("system", request.system), Message("user", said)])
+        turns = [Message("system", request.system)]
+        if request.example is not None:
+            turns += map(Message, ("user", "assistant"), request.example)
+        ids, form = template.render_chat([*turns, Message("user", said)])
         whole = Span("system", 0, 0), Span("question", 0, len(ids))
         return TokenizedPrompt(ids, whole, (0, len(ids)), form)
     return template.render(Prompt(request.text, tuple(notes), before, several_lines=True))
@@ -257,6 +260,8 @@ class QuestionPredictor:
         adapter = context.preparing_model
         prompt = request_prompt(adapter.template, notes, request, self.system)
         limit = adapter.geometry.context_tokens
+        if request.example is not None and prompt.tokens >= limit:
+            prompt = request_prompt(adapter.template, notes, replace(request, example=None), self.system)
         most = within_context(request.max_tokens, DEFAULT_NEW_TOKENS, limit)
         most = min(most, limit - prompt.tokens)
         if most < 1:

@@ -20,6 +20,7 @@ class Request:
             model to continue, which never stops by itself.
         lead: how the reply begins; part of the text already.
         max_tokens: of the reply; None for as many as an answer may have.
+        example: an earlier message and its reply, for a request with a system instruction to a chat model.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Request:
     plain: bool = False
     lead: str = ""
     max_tokens: int | None = None
+    example: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ class ReferencePrompts(PromptSet):
 class InstructPrompts(PromptSet):
     """Requests for models that follow instructions, in their chat template. They ask for what PerCache's do (§4.1.2, App. B.3).
 
-    A request is about one passage and names how its questions begin, in every round otherwise: left alone, small models ask for what
-    the first sentence says.
+    A request is about one passage and names how its questions begin, in every round otherwise. A worked example stands before it: without
+    one, a model of 0.5 billion parameters repeats the request.
     """
 
     questions_per_reply: int = 5
@@ -92,22 +94,25 @@ class InstructPrompts(PromptSet):
     batch_tokens: int = 320
 
     def predict_from_documents(self, count: int, draw: int = 0) -> Request:
-        kinds = [KINDS[(draw * count + number) % len(KINDS)] for number in range(count)]
-        return Request(
-            f"Write {count} questions that the owner of these notes may ask about them later. Begin one with each of these words: "
-            f"{', '.join(kinds)}. {_FORM}",
-            _ASKING,
-            max_tokens=_TOKENS_PER_QUESTION * count,
-        )
+        return _by_kind(count, draw, "")
 
     def predict_from_history(self, earlier: Sequence[str], count: int) -> Request:
         asked = "\n".join(f"- {question}" for question in earlier)
-        return Request(
-            f"The owner of these notes has asked before:\n{asked}\nWrite {count} questions that the same person will ask next, about other "
-            f"facts. Keep to the wording, tone and interests of the earlier questions, and repeat none of them. {_FORM}",
-            _ASKING,
-            max_tokens=_TOKENS_PER_QUESTION * count,
+        return _by_kind(
+            count, 0, f"The same person has asked before:\n{asked}\nAsk what this person will ask next. "
         )
+
+
+def _by_kind(count: int, draw: int, before: str) -> Request:
+    """Return the request for `count` questions of the kinds of draw number `draw`; `before` stands before what is asked for."""
+    names = list(KINDS)
+    kinds = [names[(draw * count + number) % len(names)] for number in range(count)]
+    asked = (
+        f"Write {count} questions that these notes answer, one per line. Begin them with: {', '.join(kinds)}. Name the person, place or "
+        "thing that each is about."
+    )
+    shown = (f"{_NOTES}\n\n{asked}", "\n".join(KINDS[kind] for kind in kinds))
+    return Request(before + asked, _ASKING, max_tokens=_TOKENS_PER_QUESTION * count, example=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +164,26 @@ ASKED_EXAMPLES: Final = (
 )
 """Notes, words of them, and the question that those answer."""
 
-KINDS: Final = (
-    *("Who", "When", "How much or how many", "Why", "What"),
-    *("What happens if", "What changed", "Where", "Which", "How"),
+_NOTES: Final = (
+    "The lamp on the north pier was repaired by Osgood's of Skelt on 3 June, for 240 crowns, because the ferry could not find the pier in "
+    "fog. It burns gas now, and no longer oil. If it goes out, the harbour office must be rung on 555."
 )
-"""How questions begin that an instruct model is asked for."""
+KINDS: Final = {
+    "Who": "Who repaired the lamp on the north pier?",
+    "When": "When was the lamp on the north pier repaired?",
+    "How much": "How much did the repair of the pier lamp cost?",
+    "Why": "Why was the lamp on the north pier repaired?",
+    "What": "What does the lamp on the north pier burn now?",
+    "What happens if": "What happens if the lamp on the north pier goes out?",
+    "What changed": "What changed about the fuel of the pier lamp?",
+    "Where": "Where does Osgood's, the firm that repaired the pier lamp, come from?",
+    "Which": "Which office must be rung when the pier lamp goes out?",
+    "How": "How can the harbour office be reached when the pier lamp goes out?",
+}
+"""How questions begin that an instruct model is asked for, each with one about the notes of the worked example."""
 
 _TOKENS_PER_QUESTION: Final = 40
 _ASKING: Final = "You read notes and write the questions that people later ask about them."
-_FORM: Final = (
-    "Each question asks for one fact that the notes state, and names the person, place or thing that it is about, so that it can be "
-    "understood without the notes. Write one question per line and nothing else."
-)
 
 
 def prompts_for(model: str, *, chat: bool) -> PromptSet:
