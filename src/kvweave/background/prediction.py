@@ -260,6 +260,8 @@ class QuestionPredictor:
         adapter = context.preparing_model
         prompt = request_prompt(adapter.template, notes, request, self.system)
         limit = adapter.geometry.context_tokens
+        if request.example is not None and prompt.tokens >= limit:
+            prompt = request_prompt(adapter.template, notes, replace(request, example=None), self.system)
         most = within_context(request.max_tokens, DEFAULT_NEW_TOKENS, limit)
         most = min(most, limit - prompt.tokens)
         if most < 1:
