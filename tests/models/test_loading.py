@@ -81,6 +81,14 @@ def test_a_damaged_file_of_a_model_ends_in_one_line(folder, name, content):
         assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_configuration_with_billions_of_layers_is_refused_before_they_are_made(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**31 - 1}))
+    for load in (kvweave.load_model, lambda name: load_without_weights(name, folder / "home")):
+        with pytest.raises(UnsupportedModel, match="2,147,483,647 layers"):
+            load(str(folder))
+
+
 def test_code_that_comes_with_a_model_is_not_run_and_not_asked_about(folder, monkeypatch):
     """transformers would ask at the terminal whether to run it."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))

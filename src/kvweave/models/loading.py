@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TokenizersBackend,
@@ -44,6 +45,7 @@ _DIRECT = "padding side of the tokenizer that is in tokenizer.json alone"
 _CLASS_SETTINGS = frozenset(
     {"tokenizer_class", "backend", "is_local", "local_files_only", "auto_map", "processor_class"}
 )
+_MOST_LAYERS = 1_000
 _COMPARED = (
     "all_special_ids",
     "model_max_length",
@@ -123,7 +125,7 @@ def load_without_weights(name: str, home: Path) -> ModelWithoutWeights:
     with _loading(name):
         memory = ModelMemory(None if found.shipped else folder, home)
         tokenizer = read_tokenizer(found.place, folder, memory)
-        config = AutoConfig.from_pretrained(found.place, trust_remote_code=False)
+        config = _read_config(str(found.place))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         with suppress(OSError):  # many models have none
@@ -216,6 +218,7 @@ def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, ho
     with _loading(name, more):
         if folder is not None:
             _check_shards(folder)
+        _read_config(source)
         tokenizer = read_tokenizer(source, folder, memory)
         # For fewer bits the checkpoint's dtype, since each layer is then converted alone.
         chosen = (precision.dtype if precision.bits == "full" else None) or "auto"
@@ -240,6 +243,17 @@ def _loading(name: str, more: str = "") -> Iterator[None]:
     except Exception as error:  # a damaged file may cause any exception
         why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
         raise ModelNotFound(f"cannot load the model {name!r}: {why or type(error).__name__}{more}") from error
+
+
+def _read_config(source: str) -> PretrainedConfig:
+    """Return a model's configuration; raises UnsupportedModel for more layers than any model has: making them would not end."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise UnsupportedModel(
+            f"{source} says that it has {layers:,} layers; at most {_MOST_LAYERS:,} are read"
+        )
+    return config
 
 
 def _check_shards(folder: Path) -> None:
