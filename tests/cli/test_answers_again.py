@@ -89,7 +89,8 @@ def test_look_alikes_have_rows_tables_json_and_a_plot(command, tmp_path):
     plain = json.loads((tmp_path / "out" / "lookalikes.json").read_text("utf-8"))
     assert plain["about"]["command"].startswith("kvweave eval lookalikes --paraphrases 12")
     assert {"commit", "date", "machine"} <= plain["about"].keys()
-    assert {row["matcher"] for row in plain["rows"]} == {"kvweave", "cosine", "cosine, guarded", "gptcache"}
+    matchers = {"kvweave", "cosine", "cosine, guarded", "gptcache", "meancache", "vcache"}
+    assert {row["matcher"] for row in plain["rows"]} == matchers
     assert (tmp_path / "out" / "lookalikes.png").read_bytes().startswith(b"\x89PNG")
 
 

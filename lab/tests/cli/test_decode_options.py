@@ -49,8 +49,8 @@ def test_bench_decode_reports_the_fields_of_all_decoding_reports(command):
     without_dense = command.json(*bench, "--resident-bytes", "20MB", "--strategy", "dynakv", "--no-dense")
     assert [row["strategy"] for row in without_dense["rows"]] == ["dynakv"]
     assert [row["strategy"] for row in command.json(*bench, "--strategy", "dense")["rows"]] == ["dense"]
-    unknown = command(*bench, "--strategy", "quest", code=1)
-    assert "'quest'" in unknown.stderr
+    unknown = command(*bench, "--strategy", "nearest", code=1)
+    assert "'nearest'" in unknown.stderr
 
 
 def test_bench_decode_reports_a_memory_limit(monkeypatch):
