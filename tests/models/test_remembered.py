@@ -25,7 +25,9 @@ def computed(monkeypatch):
         fingerprint, "digest_weights", lambda model: counts.append("weights") or weights(model)
     )
     monkeypatch.setattr(
-        AutoTokenizer, "from_pretrained", lambda place: counts.append("tokenizer") or tokens(place)
+        AutoTokenizer,
+        "from_pretrained",
+        lambda place, **options: counts.append("tokenizer") or tokens(place, **options),
     )
     return counts
 
