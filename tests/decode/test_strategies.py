@@ -97,8 +97,8 @@ def test_a_batch_is_rejected():
 
 
 def test_the_error_for_an_unknown_strategy_names_the_known_ones():
-    with pytest.raises(InvalidRequest, match=r"'quest'.*dynakv"):
-        OffloadedCache(geometry(), settings(strategy="quest"))
+    with pytest.raises(InvalidRequest, match=r"'nearest'.*dynakv"):
+        OffloadedCache(geometry(), settings(strategy="nearest"))
 
 
 def test_the_error_for_too_little_memory_names_the_missing_bytes():

@@ -264,9 +264,11 @@ class VectorIndex:
             yield from rows.select(["row_id", "digest", "text"]).to_list()
 
     def _delete_abandoned(self) -> None:
-        """Delete what killed writers have left: LanceDB keeps files without a version for a week, and temporary ones for ever."""
-        old = timedelta(seconds=GRACE_S)
-        _retried(lambda: self.table.optimize(cleanup_older_than=old, delete_unverified=True))
+        """Delete temporary files that killed writers have left, which LanceDB keeps for ever.
+
+        It keeps other files without a version for a week. `delete_unverified` would delete them at once, and with them those that
+        another process is just writing.
+        """
         for path in self._folder.rglob(_TEMPORARY):
             if age_s(path) > GRACE_S:
                 path.unlink(missing_ok=True)
