@@ -153,8 +153,16 @@ class Database:
         with self._session() as session, self._translated_errors():
             return session.connection.execute(sql, values).fetchall()
 
-    def empty_log(self) -> bool:
-        """Write the write-ahead log into the file and empty it; return False if others keep it in use, so that it stays."""
+    def scrub(self) -> bool:
+        """Write the file anew and empty the write-ahead log; return False if others keep them in use, or the disk is full.
+
+        `secure_delete` overwrites deleted rows, but not the copies that SQLite leaves in a page's free space when it moves rows
+        between pages.
+        """
+        try:
+            self.query("VACUUM")
+        except StoreError:
+            return False
         ((busy, _, _),) = self.query("PRAGMA wal_checkpoint(TRUNCATE)")
         return not busy
 

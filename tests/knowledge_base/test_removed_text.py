@@ -43,13 +43,6 @@ def files_with_text(base):
     return [path for path in base.folder.rglob("*") if path.is_file() and MARKER in path.read_bytes().lower()]
 
 
-SOMETIMES_LEFT = pytest.mark.xfail(
-    strict=False,
-    reason="with some layouts of its pages the catalogue keeps the text; the cause is not found (faults.md)",
-)
-
-
-@SOMETIMES_LEFT
 @pytest.mark.parametrize("changed", [False, True])
 def test_removed_text_is_in_no_file_after_the_next_add(base, folder, monkeypatch, changed):
     base.add(folder)
@@ -71,7 +64,6 @@ def test_removed_text_is_in_no_file_after_the_next_add(base, folder, monkeypatch
     assert base.passages("river", top_k=30)
 
 
-@SOMETIMES_LEFT
 def test_what_a_killed_removal_has_not_forgotten_goes_with_the_next_add(base, folder):
     base.add(folder)
     path = folder / f"{MARKER.decode()}.txt"

@@ -39,7 +39,7 @@ SWEEP_GRACE_S: Final = 60.0
 """Index rows younger than this may belong to an `add` that runs in another process."""
 
 _REMOVED_TEXT: Final = "removed text"
-"""The fact that text of removed documents may be in conversations and in the database's log."""
+"""The fact that text of removed documents may be in conversations, and left in the database and its log."""
 
 _USABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _USABLE = "letters, digits, '.', '_' and '-', 100 at most, a letter or digit first"
@@ -187,12 +187,12 @@ class KnowledgeBaseState:
         return bool(self.facts.get(_REMOVED_TEXT))
 
     def forget_removed_text(self) -> None:
-        """Delete the text of conversations that have read removed documents, and of the database's log; raises StoreError.
+        """Delete the text of conversations that have read removed documents, and what is left in the database; raises StoreError.
 
         The conversations could not be continued anyway: this frees the disk and removes what they quoted.
         """
         empty_outdated(self.conversations, self.documents.visible_versions())
-        if self.database.empty_log():
+        if self.database.scrub():
             self.facts.record(_REMOVED_TEXT, 0.0)
 
     def close(self) -> None:
