@@ -22,6 +22,8 @@ from kvweave.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, Stor
 
 SCHEMA_VERSION = 1
 BUSY_WAIT_S = 30.0
+_LOG_PAGES = 256
+"""The log goes into the file once it has so many pages of 4 KiB: its room on the disk is not given back before the last close."""
 _CACHE_KIB = 256
 """Of pages in each connection: a server has some for each knowledge base, and the system keeps the files' pages anyway."""
 _IDLE_CONNECTIONS = 3
@@ -299,6 +301,7 @@ class _Session:
         # A commit that was acknowledged survives a power cut, not only a crash of the process.
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         self.connection.execute("PRAGMA foreign_keys = ON")
         # What is deleted is overwritten. Not every build of SQLite does so by itself.
         self.connection.execute("PRAGMA secure_delete = ON")

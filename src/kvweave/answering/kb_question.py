@@ -170,9 +170,8 @@ def best_chunks(
     rows = {row_id(chunk.version, chunk.position): chunk for chunk in found}
     damaged = documents.damaged_texts({row: chunk.text for row, chunk in rows.items()})
     if damaged:
-        index.delete(
-            {rows[row].version for row in damaged}, before_s=began_s
-        )  # the next `add` then writes them again
+        # The next `add` then writes them again.
+        index.delete({rows[row].version for row in damaged}, before_s=began_s)
         raise KnowledgeBaseError(
             f"the index holds another text of {rows[damaged[0]].source} than was added: a file of it is damaged; run `kvweave add` "
             "on that document again"

@@ -74,8 +74,7 @@ class Indexer:
         self.preparer.check()
         with reporting(progress):
             report = IndexRun(self, progress, wait=wait).add(paths, only, allow_empty=allow_empty)
-            if self.state.has_removed_text:
-                self.state.forget_removed_text()
+            self.state.forget_removed_text()
             if wait:
                 done = self.preparer.run(progress)
                 report = replace(report, chunk_kv_computed=done.computed, chunk_kv_left_out=done.left_out)

@@ -21,7 +21,7 @@ from transformers import (
     TokenizersBackend,
 )
 
-from kvweave.errors import InvalidRequest, KvweaveError, ModelNotFound, UnsupportedModel
+from kvweave.errors import InvalidRequest, KvweaveError, ModelNotFound, UnsupportedModel, one_line
 from kvweave.home import default_home
 from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
@@ -241,8 +241,7 @@ def _loading(name: str, more: str = "") -> Iterator[None]:
     except (KvweaveError, MemoryError):
         raise
     except Exception as error:  # a damaged file may cause any exception
-        why = " ".join(str(error).split())[:300]  # transformers' messages run over many lines
-        raise ModelNotFound(f"cannot load the model {name!r}: {why or type(error).__name__}{more}") from error
+        raise ModelNotFound(f"cannot load the model {name!r}: {one_line(error)}{more}") from error
 
 
 def _read_config(source: str) -> PretrainedConfig:

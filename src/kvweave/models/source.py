@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from kvweave.errors import InvalidRequest, ModelNotFound
+from kvweave.errors import InvalidRequest, ModelNotFound, one_line
 from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.models.gguf.conversions import Conversions, current_report, file_stamps
 from kvweave.models.gguf.header import first_parts, is_gguf, parts_of, siblings
@@ -137,7 +137,7 @@ def _from_hub(name: str, repo: str, quant: str | None, home: Path) -> ModelFolde
         names = sorted(siblings(chosen, files))
         parts = [folder / name if folder is not None else Path(hf_hub_download(repo, name)) for name in names]
     except Exception as error:  # those of its HTTP client too, which is another one in other versions
-        raise ModelNotFound(f"{chosen} of {repo} cannot be downloaded: {_line(error)}") from error
+        raise ModelNotFound(f"{chosen} of {repo} cannot be downloaded: {one_line(error)}") from error
     return _converted(name, parts_of(parts[0]), home)
 
 
@@ -161,12 +161,8 @@ def _repo_files(repo: str) -> tuple[Path | None, list[str], str]:
         try:
             return None, list(list_repo_files(repo)), ""
         except Exception as error:  # offline, no such repository; as above
-            why, folder = _line(error), cached_folder(repo)
+            why, folder = one_line(error), cached_folder(repo)
     if folder is None:  # nothing of it was downloaded
         return None, [], why
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return folder, files, why
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -189,8 +189,11 @@ class KnowledgeBaseState:
     def forget_removed_text(self) -> None:
         """Delete the text of conversations that have read removed documents, and what is left in the database; raises StoreError.
 
-        The conversations could not be continued anyway: this frees the disk and removes what they quoted.
+        The conversations could not be continued anyway: this frees the disk and removes what they quoted. Where nothing was
+        removed, nothing is done.
         """
+        if not self.has_removed_text:
+            return
         empty_outdated(self.conversations, self.documents.visible_versions())
         if self.database.scrub():
             self.facts.record(_REMOVED_TEXT, 0.0)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvweave.errors import KvweaveError, ModelNotFound, UnsupportedModel
+from kvweave.errors import KvweaveError, ModelNotFound, UnsupportedModel, one_line
 from kvweave.models.gguf.families import ROPE_FACTORS, model_config, restore
 from kvweave.models.gguf.header import Header, TensorEntry, read_header
 from kvweave.models.gguf.tokenizer import build_tokenizer, check_vocabulary, end_tokens
@@ -91,7 +91,7 @@ def _understood(path: Path) -> Iterator[None]:
     except (KvweaveError, OSError, MemoryError):
         raise
     except Exception as error:  # a damaged file may cause any exception
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise ModelNotFound(f"{path} is damaged ({why}); download it again") from error
 
 
