@@ -13,6 +13,9 @@ import torch
 from kvweave.errors import DamagedEntry, TierUnavailable
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.header import ByteRange, checksum
+from kvweave.kvstore.keys import EntryKey
+from kvweave.kvstore.tiers.fetching import FetchedEntry, RemoteReader
+from kvweave.kvstore.tiers.loading import Load, Loader
 from kvweave.kvstore.tiers.tier import Blob
 from kvweave.types import ChunkKV, KVProvenance
 from support.fake_remote_tier import FakeRemoteTier, refusing
@@ -183,6 +186,45 @@ def test_an_interrupt_while_a_piece_is_read_leaves_it_to_other_threads(
         with pytest.raises(KeyboardInterrupt):
             found.layer(LAST)
         assert same(found, KV)
+
+
+def test_damage_that_a_second_thread_meets_later_makes_nobody_fetch_again(
+    tmp_path: Path, tier: FakeRemoteTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborts: list[Callable[[], object]] = []
+    aborted_late = threading.Event()
+    fetch, start = RemoteReader.fetch, Loader.start
+
+    def fetch_and_note(
+        self: RemoteReader, key: EntryKey, on_abort: Callable[[], object], *, whole: bool
+    ) -> FetchedEntry | None:
+        aborts.append(on_abort)
+        return fetch(self, key, on_abort, whole=whole)
+
+    def start_and_wait(self: Loader[Any], *args: Any, **kwargs: Any) -> Load[Any]:
+        load = start(self, *args, **kwargs)
+        assert aborted_late.wait(WITHIN_S)
+        return load
+
+    monkeypatch.setattr(RemoteReader, "fetch", fetch_and_note)
+    with another(tmp_path, tier) as store, store.lease() as lease:
+        alter(tier, len(next(iter(tier.held.values()))) - 3)
+        found = present(find(store, lease))
+        with pytest.raises(DamagedEntry):
+            found.kv  # noqa: B018
+        assert len(aborts) == 1
+
+        def before(call: str, keys: Sequence[str]) -> None:
+            if call == "get_many":
+                aborts[0]()
+                aborted_late.set()
+            refusing("delete")(call, keys)
+
+        tier.before = before
+        tier.calls.clear()
+        monkeypatch.setattr(Loader, "start", start_and_wait)
+        assert find(store, lease) is None
+        assert tier.calls.count("get_many") == 1
 
 
 def test_a_damaged_entry_that_cannot_be_deleted_is_streamed_only_once(

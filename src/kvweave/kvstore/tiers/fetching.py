@@ -135,13 +135,19 @@ class RemoteReader:
         return f"entry {key} in {self._tier.location}"
 
 
+class _Attempt:
+    """Identifies one fetch of a key."""
+
+    aborted = False
+
+
 @dataclass(slots=True)
 class _Fetch:
-    """An entry that is being read or stored, and whether a request still wants it. `attempt` identifies this fetch of its key."""
+    """An entry that is being read or stored, and whether a request still wants it."""
 
     fetched: FetchedEntry
     is_wanted: IsWanted
-    attempt: object
+    attempt: _Attempt
 
 
 class Fetcher:
@@ -233,7 +239,7 @@ class Fetcher:
             raise AbandonedError
         fetched = self._join(key.digest, is_wanted)
         if fetched is None:
-            attempt = object()
+            attempt = _Attempt()
             fetched = self._held(key.digest) or self._fetch_from_tier(key, whole, attempt)
             # An entry that no request wants any more is not stored either.
             if fetched is not None and is_wanted():
@@ -250,7 +256,7 @@ class Fetcher:
             fetch.is_wanted = is_wanted
             return fetch.fetched
 
-    def _fetch_from_tier(self, key: EntryKey, whole: bool, attempt: object) -> FetchedEntry | None:
+    def _fetch_from_tier(self, key: EntryKey, whole: bool, attempt: _Attempt) -> FetchedEntry | None:
         with self._guard:
             whole = whole or key.digest in self._aborted
         fetched = self._reader.fetch(key, partial(self._abort, key.digest, attempt), whole=whole)
@@ -259,14 +265,20 @@ class Fetcher:
                 self._aborted.discard(key.digest)
         return fetched
 
-    def _abort(self, key: str, attempt: object) -> None:
-        """End a fetch that failed: later requests must not get what it has read."""
+    def _abort(self, key: str, attempt: _Attempt) -> None:
+        """End a fetch that failed: later requests must not get what it has read.
+
+        Each thread that meets the damage says so, the last one perhaps while the entry is fetched again: only the first counts.
+        """
         with self._guard:
+            if attempt.aborted:
+                return
+            attempt.aborted = True
             self._aborted.add(key)
         self._end(key, attempt)
         self.loader.discard_result(key)
 
-    def _continue(self, key: str, attempt: object) -> None:
+    def _continue(self, key: str, attempt: _Attempt) -> None:
         """Read the next piece of an entry, or store the entry when it is whole."""
         fetched = self._active(key, attempt)
         if fetched is None:
@@ -284,7 +296,7 @@ class Fetcher:
             else:
                 self._end(key, attempt)
 
-    def _active(self, key: str, attempt: object) -> FetchedEntry | None:
+    def _active(self, key: str, attempt: _Attempt) -> FetchedEntry | None:
         """Return the entry of this fetch, unless it was aborted; end the fetch if it is neither whole nor wanted."""
         with self._guard:
             fetch = self._fetches.get(key)
@@ -295,7 +307,7 @@ class Fetcher:
             del self._fetches[key]
         return None
 
-    def _end(self, key: str, attempt: object) -> None:
+    def _end(self, key: str, attempt: _Attempt) -> None:
         with self._guard:
             if key in self._fetches and self._fetches[key].attempt is attempt:
                 del self._fetches[key]
