@@ -328,3 +328,34 @@ def test_a_killed_writer_leaves_whole_answers(cache, database):
     assert rows == 3 * cache.totals().answered  # every answer has all its versions
     assert cache.documents_changed(["b"]) == cache.totals().questions
     assert cache.totals().answered == 0
+
+
+class TestPromotionIntoAFullCache:
+    A, B, C = "Who paid Anna?", "When does the library close?", "How deep is the lake near Bern?"
+
+    @pytest.fixture
+    def cache(self, database):
+        return AnswerCache(database, 1500)  # two questions with their answers
+
+    def promote(self, cache, question, found):
+        return cache.promote(question, vector(0, 1, 0), replace(found, judged=0.9), made_from(), 1.0)
+
+    def test_one_that_is_evicted_at_once_is_not_promoted(self, cache):
+        put(cache, self.A)
+        put(cache, self.B, "At six", vector(0, 0, 1))
+        assert not self.promote(cache, self.C, cache.stored(self.A, SETTINGS))
+        assert cache.totals().promoted == 0
+        assert cache.stored(self.C, SETTINGS) is None
+        assert (
+            cache.stored(self.A, SETTINGS).promoted_from == cache.stored(self.B, SETTINGS).promoted_from == ""
+        )
+
+    def test_a_no_counts_after_the_question_that_it_was_computed_for_is_evicted(self, cache):
+        cache.put(self.A, vector(), SETTINGS, "Ben", [], made_from(), asked=False)
+        cache.add_asked(self.B, vector(0, 1, 0), SETTINGS)
+        assert self.promote(cache, self.B, cache.stored(self.A, SETTINGS))
+        put(cache, self.C, "Ten metres", vector(0, 0, 1))
+        assert cache.stored(self.A, SETTINGS) is None
+        assert cache.reject(self.B) == [self.A]
+        assert cache.stored(self.B, SETTINGS) is None
+        assert cache.totals().rejected == 1

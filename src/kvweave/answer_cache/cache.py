@@ -258,14 +258,15 @@ class AnswerCache:
             stored = self.put(
                 text, vector, options, answer.text, answer.sources, provenance, asked=False, ahead_s=ahead_s
             )
-            if stored:
-                self._database.execute(
-                    "INSERT INTO promoted_answers VALUES (?, ?, ?)",
-                    (self._id_of(text, options), answer.stored_for, answer.judged),
-                )
-                self._share(text, answer.stored_for, answer.judged)
-                self._numbers.add(_PROMOTED)
-        return stored
+            id_ = self._id_of(text, options)
+            if not stored or id_ is None:  # there was no room for it
+                return False
+            self._database.execute(
+                "INSERT INTO promoted_answers VALUES (?, ?, ?)", (id_, answer.stored_for, answer.judged)
+            )
+            self._share(text, answer.stored_for, answer.judged)
+            self._numbers.add(_PROMOTED)
+        return True
 
     def judged_score(self, question: str, stored_for: str) -> float | None:
         """Return the judge's score of two questions that share an answer on its word, or None."""
@@ -610,5 +611,7 @@ class AnswerCache:
                 self._database.execute(
                     """DELETE FROM shared_answers WHERE NOT rejected AND (
                          asked NOT IN (SELECT question FROM banked_questions)
-                         OR stored NOT IN (SELECT question FROM banked_questions))"""
+                         OR stored NOT IN (SELECT question FROM banked_questions)
+                            AND (asked, stored) NOT IN (SELECT banked_questions.question, stored FROM promoted_answers
+                                                        JOIN banked_questions ON id = promoted_answers.question))"""
                 )
