@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvweave.errors import ModelNotFound, UnreadableDocument
 from kvweave_lab.fuzz import campaign
 from kvweave_lab.fuzz.campaign import Count, Reader, drawn, run
 from kvweave_lab.fuzz.command import main
+from kvweave_lab.fuzz.mutations import mutated_json
 from kvweave_lab.fuzz.readers import READERS
 
 SEED, INPUTS = 7, 8
@@ -29,6 +31,12 @@ def test_an_input_follows_from_seed_reader_and_number(name):
     first, again, other = (drawn(READERS[name], name, SEED, number) for number in (3, 3, 4))
     assert first == again
     assert first != other
+
+
+def test_a_change_of_one_input_is_in_no_other():
+    value = {"a": {"b": [1, {"c": None}]}, "d": "x"}
+    alone = [mutated_json(Random(number), value) for number in range(2_000)]
+    assert [mutated_json(Random(number), value) for number in range(2_000)] == alone
 
 
 def outcome(read, **limits) -> list[tuple[str, int]]:

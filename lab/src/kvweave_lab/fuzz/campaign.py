@@ -183,7 +183,7 @@ def _outcome(reader: Reader, files: Files, place: Path, guard: "_Guard") -> _Fau
     outcome: _Fault | None = None
     signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
     try:
-        with guard.active():
+        with guard.active(folder):
             reader.read(folder)
     except reader.refuses as error:
         outcome = (
@@ -235,13 +235,13 @@ class _Guard:
 
     def __init__(self, place: Path) -> None:
         self.opened = ""
-        self._place, self._watches = str(place), False
+        self._place, self._own, self._watches = str(place), "", False
         sys.addaudithook(self._hook)
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Watch while a reader works."""
-        self._watches = True
+    def active(self, folder: Path) -> Iterator[None]:
+        """Watch while a reader works on the files of a folder; it may open any name in there."""
+        self._own, self._watches = os.path.abspath(folder), True
         try:
             yield
         finally:
@@ -265,6 +265,6 @@ class _Guard:
                 bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)),
             )
             inside = path.startswith((self._place, "/dev/", "/proc/"))
-            named = path.endswith(("/outside", "/passwd"))
+            named = path.endswith(("/outside", "/passwd")) and not path.startswith(f"{self._own}/")
             if (writes and not inside) or named:
                 self.opened = f"opens {Path(path).name}{' to write' if writes else ''}"

@@ -77,7 +77,9 @@ def _weights(rng: Random) -> Files:
     (length,) = struct.unpack_from("<Q", data)
     header, body = data[8 : 8 + length], data[8 + length :]
     way = rng.random()
-    if way < 0.5:
+    if way < 0.3:
+        files["model.safetensors"] = _other_tensors(rng, json.loads(header), body)
+    elif way < 0.5:
         new = mutated_json(rng, json.loads(header))
         files["model.safetensors"] = struct.pack("<Q", len(new)) + new + body
     elif way < 0.75:
@@ -98,6 +100,31 @@ def _weights(rng: Random) -> Files:
             rng, _pickle(rng), (b"cos\nsystem\n", b"cposix\nsystem\n", b"tR.")
         )
     return files
+
+
+def _other_tensors(rng: Random, header: dict[str, Any], body: bytes) -> bytes:
+    """Return a safetensors file that keeps to the format: with other numbers, or a tensor more, less, renamed or of another type."""
+    name, change = rng.choice([key for key in header if key != "__metadata__"]), rng.randrange(6)
+    own = header[name]
+    start, end = own["data_offsets"]
+    if change == 0:  # numbers, often not finite
+        wrong = struct.pack("<f", rng.choice((float("nan"), float("inf"), -1e38, 0.0)))
+        body = body[:start] + wrong * ((end - start) // 4) + body[end:]
+    elif change == 1:
+        body = body[:start] + rng.randbytes(end - start) + body[end:]
+    elif change == 2:
+        header["model.layers.7.self_attn.q_proj.weight"] = own | {
+            "data_offsets": [len(body), len(body) + end - start]
+        }
+        body += body[start:end]
+    elif change == 3:
+        header[rng.choice((*OUTSIDE, f"{name}.old", "lm_head.weight"))] = header.pop(name)
+    elif change == 4:
+        header[name] = own | {"dtype": rng.choice(("I32", "U32", "F64", "BOOL", "F8_E4M3"))}
+    else:
+        header[name] = own | {"shape": own["shape"][::-1] if rng.random() < 0.5 else [prod(own["shape"])]}
+    new = json.dumps(header).encode()
+    return struct.pack("<Q", len(new)) + new + body
 
 
 @cache

@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any, Final
 
@@ -115,7 +116,7 @@ def mutated_json(rng: Random, value: Any) -> bytes:
 
 
 def _change_part(rng: Random, place: Any, key: Any) -> None:
-    way, new = rng.random(), rng.choice(_VALUES)
+    way, new = rng.random(), deepcopy(rng.choice(_VALUES))  # a later change may be made in it
     if key is None or way < 0.1:
         place.append(new) if isinstance(place, list) else place.update(
             {rng.choice(("auto_map", "x", "")): new}
