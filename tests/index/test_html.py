@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from selectolax.lexbor import SelectolaxError
 
 from kvweave.documents.html import read_html
+from kvweave.errors import UnreadableDocument
 
 PAGE = """<!DOCTYPE html><html><head><title>The &amp; title</title><style>p{}</style>
 <script>if (a < b) "</p>";</script></head><body><h1>Head</h1>
@@ -177,3 +179,13 @@ def test_a_heading_over_several_lines_keeps_its_words_apart() -> None:
 def test_a_section_that_begins_with_a_list_begins_at_its_dash() -> None:
     page = read_html("<h1>Fees</h1><table><tr><td>a<tr><td>b</table><ul><li>one</ul>")
     assert page.text[page.sections[-1].start :] == "- one\n"
+
+
+def test_html_that_the_parser_gives_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __init__(self, markup: bytes) -> None:
+            raise SelectolaxError("Can't parse HTML.")
+
+    monkeypatch.setattr("selectolax.lexbor.LexborHTMLParser", Refusing)
+    with pytest.raises(UnreadableDocument, match="the parser gave this HTML up"):
+        read_html("<p>It opens at six.")

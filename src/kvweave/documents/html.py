@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kvweave.documents.extracted import without
 from kvweave.documents.formulas import lowered, mathml_text, raised
+from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
 
 _DROPPED: Final = frozenset(
@@ -77,13 +78,18 @@ def _title(tree: Any) -> str:
 
 
 def _tree(markup: str) -> Any:
-    from selectolax.lexbor import LexborHTMLParser
+    from selectolax.lexbor import LexborHTMLParser, SelectolaxError
 
     # The parser shows <noscript>, as a browser without scripts does.
     markup = _NOSCRIPT.sub(r"\1template", markup)
     if _XHTML.match(markup[:2000]):
         markup = _SELF_CLOSED.sub(_with_end_tag, markup)
-    return LexborHTMLParser(markup.encode("utf-8", "replace"))
+    try:
+        return LexborHTMLParser(markup.encode("utf-8", "replace"))
+    except SelectolaxError as error:  # says no more, also where memory runs out
+        raise UnreadableDocument(
+            "the parser gave this HTML up, which needs too much memory or is too deep"
+        ) from error
 
 
 def _with_end_tag(tag: re.Match[str]) -> str:
