@@ -20,6 +20,7 @@ ABLATIONS, FAR_ABLATIONS = "decoding_ablations.json", "decoding_ablations_far.js
 READS = "decoding_reads.json"
 """Strategies compared at equal bytes read, on a real model's keys."""
 COSTS = {
+    "decode_cost_outline.json": "Memory for all KV, `outline`",
     "decode_cost.json": "Memory for 30 % of all KV, every strategy",
     "decode_cost_storages.json": "The same in fewer bits",
     "decode_cost_plenty.json": "Memory for all KV",

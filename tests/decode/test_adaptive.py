@@ -33,6 +33,7 @@ def test_no_entry_is_lost_or_duplicated(
     seed, begin, passes, budget, largest, buffer, spread, page_bytes, tails, tight
 ):
     chosen = settings(
+        strategy="dynakv",
         kv_budget=budget,
         resident_bytes=TIGHT if tight else None,
         clusters={
@@ -76,6 +77,7 @@ def check_statistics(cache, layer=0):
 def wide(**clusters):
     """Return settings under which a drifting text soon widens clusters too far, and few are in memory."""
     return settings(
+        strategy="dynakv",
         kv_budget=24,
         resident_bytes=26_000,
         sinks=2,
@@ -129,7 +131,9 @@ def test_a_full_buffer_splits_the_cluster_with_most_buffered_entries(monkeypatch
 
 def test_two_equal_entries_are_split_in_half():
     """A cluster of equal keys has no two means, so it is split by number."""
-    with OffloadedCache(geometry(), settings(clusters={"max_entries": 4, "mean_entries": 2})) as cache:
+    with OffloadedCache(
+        geometry(), settings(strategy="dynakv", clusters={"max_entries": 4, "mean_entries": 2})
+    ) as cache:
         text = Text(cache)
         original = text.entries
 

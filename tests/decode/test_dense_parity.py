@@ -81,7 +81,8 @@ def test_centroids_are_prefetched_before_a_layer_projects_its_query(monkeypatch)
         "attend",
         lambda self, call, rows: (events.append(("attend", call.layer)), attend(self, call, rows))[1],
     )
-    with offload(adapter, kv_cache, IDS, replace(KV, kv_budget=0.5), question_tokens=16) as cache:
+    half = replace(KV, kv_budget=0.5, strategy="dynakv")
+    with offload(adapter, kv_cache, IDS, half, question_tokens=16) as cache:
         events.clear()
         adapter.step(cache, 5)
     for index in range(adapter.geometry.layers):

@@ -108,7 +108,7 @@ def test_without_direct_reads_the_system_page_cache_is_used(tmp_path, monkeypatc
 
 
 def test_a_full_disk_while_half_filled_pages_are_written_fails_the_text(tmp_path, monkeypatch):
-    cache, text = begun(tmp_path)
+    cache, text = begun(tmp_path, strategy="dynakv")
 
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -125,7 +125,7 @@ def test_a_full_disk_while_half_filled_pages_are_written_fails_the_text(tmp_path
 
 
 def test_a_half_filled_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
-    cache, text = begun(tmp_path)
+    cache, text = begun(tmp_path, strategy="dynakv")
     with cache:
         steps(text, 10)
         store = cache.shared.store
@@ -151,7 +151,7 @@ def test_an_interrupted_step_fails_the_text(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with cache:
-        monkeypatch.setattr(type(cache.layers[0].retriever), "insert", interrupt)
+        monkeypatch.setattr(type(cache.layers[0].retriever), "add", interrupt)
         with pytest.raises(KeyboardInterrupt):
             steps(text)
         monkeypatch.undo()

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvweave.decode.clusters.buffers import BufferedEntries
+from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.disk.centroids import SPARE_COLUMNS, Centroids
 from kvweave.decode.layer import RecentWindow
 from kvweave.decode.offloaded_cache import OffloadedCache
@@ -27,6 +28,7 @@ class Watch:
             RecentWindow: {"append": _nothing, "_reallocate": _new_window},
             BufferedEntries: {"add": _new_buffer},
             Centroids: {"prefetch": _nothing, "put": _nothing, "_widen": _new_centroids},
+            Outlines: {"_grow": _new_outlines},
             FramePool: {"allocate": _nothing},
         }
         for kind, methods in patched.items():
@@ -78,6 +80,11 @@ def _new_buffer(buffer, head, owner, entry) -> int:
     return heads * (capacity + max(4, capacity)) * length if buffer.count[head] == capacity else 0
 
 
+def _new_outlines(outlines, name, capacity) -> int:
+    like = getattr(outlines, name)
+    return like.shape[0] * capacity * like.shape[2:].numel() * like.itemsize
+
+
 def _new_centroids(centroids, own, columns) -> int:
     return own.memory[:1].nbytes * (columns + SPARE_COLUMNS) if columns > own.memory.shape[0] else 0
 
@@ -87,7 +94,7 @@ def _new_centroids(centroids, own, columns) -> int:
 def test_memory_stays_within_the_limit_while_it_grows(monkeypatch, strategy, seed):
     watch = Watch(monkeypatch)
     chosen = settings(
-        kv_budget=1.0,
+        kv_budget=1.0 if strategy != "outline" else 1_000,  # all of it, but outlines are kept
         resident_bytes=LIMIT,
         strategy=strategy,
         clusters={"mean_entries": 2, "max_entries": 4, "buffer_entries": 6, "spread": 0.3},
@@ -103,8 +110,10 @@ def test_memory_stays_within_the_limit_while_it_grows(monkeypatch, strategy, see
             assert stored(watch.cache, layer) == [Counter(range(text.length))] * HEADS
         assert watch.cache.counts.peak_resident_bytes <= watch.most <= LIMIT
         assert watch.cache.shared.store.page_cache.frames.withdrawn  # the limit was reached
-        assert {"_reallocate", "_widen"} <= watch.grown
-        assert ("add" in watch.grown) == (strategy != "static")
+        own = (
+            {"_grow"} if strategy == "outline" else {"_widen"} if strategy == "static" else {"_widen", "add"}
+        )
+        assert watch.grown == {"_reallocate"} | own
 
 
 def test_a_window_is_trimmed_once_its_copy_fits(monkeypatch):

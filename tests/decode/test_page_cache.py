@@ -163,7 +163,8 @@ def test_of_clusters_fetched_ahead_those_count_as_unused_that_leave_unasked_for(
 
 def test_memory_is_flat_in_the_length_under_an_absolute_budget():
     """Only one layer's centroids grow, at the expense of frames; the total stays the same."""
-    with OffloadedCache(geometry(), settings(kv_budget=60, resident_bytes=60_000)) as cache:
+    chosen = settings(kv_budget=60, resident_bytes=60_000, strategy="dynakv")
+    with OffloadedCache(geometry(), chosen) as cache:
         text = Text(cache)
         text.begin(100)
         for _ in range(500):
@@ -180,7 +181,9 @@ FEW_LARGE = {"mean_entries": 16, "max_entries": 16}
 @pytest.mark.parametrize("bound", [90_000, 110_000, 140_000])
 def test_half_filled_pages_are_evicted_when_memory_is_needed(bound):
     """Eight heads of two layers would fill all frames with them; a limit that fits the prompt suffices."""
-    with OffloadedCache(WIDE, settings(kv_budget=1.0, resident_bytes=bound, clusters=FEW_LARGE)) as cache:
+    with OffloadedCache(
+        WIDE, settings(kv_budget=1.0, resident_bytes=bound, strategy="dynakv", clusters=FEW_LARGE)
+    ) as cache:
         text = Text(cache, layers=2, heads=8)
         text.begin(300)
         for _ in range(20):

@@ -19,13 +19,15 @@ from support.synthetic import (
     watched_attention,
 )
 
+EVERYTHING = 9_999  # entries, more than a text here has: clusters are chosen all the same
 SMALL = 60_000  # bytes: enough for some of the clusters below, not for all
 
 
 @pytest.mark.parametrize("strategy", LOSSLESS)
 @pytest.mark.parametrize("begin", [0, 90])
-def test_the_whole_budget_is_dense_attention(strategy, begin):
-    with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy=strategy)) as cache:
+@pytest.mark.parametrize("budget", [1.0, EVERYTHING])
+def test_the_whole_budget_is_dense_attention(strategy, begin, budget):
+    with OffloadedCache(geometry(), settings(kv_budget=budget, strategy=strategy)) as cache:
         text = Text(cache)
         if begin:
             text.begin(begin)
@@ -35,10 +37,10 @@ def test_the_whole_budget_is_dense_attention(strategy, begin):
 
 
 @pytest.mark.parametrize("strategy", RETRIEVING)
-def test_a_memory_limit_changes_nothing(strategy):
-    with OffloadedCache(
-        geometry(2), settings(kv_budget=1.0, strategy=strategy, resident_bytes=SMALL)
-    ) as cache:
+@pytest.mark.parametrize("budget", [1.0, EVERYTHING])
+def test_a_memory_limit_changes_nothing(strategy, budget):
+    limited = settings(kv_budget=budget, strategy=strategy, resident_bytes=SMALL)
+    with OffloadedCache(geometry(2), limited) as cache:
         text = Text(cache, layers=2)
         text.begin(400)
         for _ in range(60):

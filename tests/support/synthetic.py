@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.retriever import SinkAttention
@@ -120,8 +121,9 @@ def stored(cache: OffloadedCache, layer: int = 0) -> list[Counter]:
         marks = Counter()
         for _, values, _ in recent.segments():
             marks.update(values[head, :, 0].int().tolist())
-        buffered = retriever.buffer.entries[head, : retriever.buffer.count[head]]
-        marks.update(store.entry_format.decode(buffered)[1][:, 0].int().tolist())
+        if isinstance(retriever, CentroidClusters):
+            buffered = retriever.buffer.entries[head, : retriever.buffer.count[head]]
+            marks.update(store.entry_format.decode(buffered)[1][:, 0].int().tolist())
         for cluster in range(int(retriever.table.count[head])):
             marks.update(members(cache, layer, head, cluster)[1][:, 0].int().tolist())
         found.append(marks)
@@ -159,7 +161,9 @@ def _retriever(strategy: str):
         return cache.layers[0].retriever
 
 
-STRATEGIES = {name: _retriever(name) for name in ("dynakv", *sorted(plugins("kvweave.strategies")))}
+STRATEGIES = {
+    name: _retriever(name) for name in ("outline", "dynakv", *sorted(plugins("kvweave.strategies")))
+}
 """A retriever of every strategy by its name, kvweave's own first."""
 CLUSTERED = [name for name, own in STRATEGIES.items() if isinstance(own, ClusterRetriever)]
 RETRIEVING = [name for name in STRATEGIES if name in (*CLUSTERED, "entries")]

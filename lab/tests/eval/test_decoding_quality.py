@@ -104,7 +104,8 @@ class TestSegments:
 def test_recording_changes_no_results(adapter, prefilled, runs, monkeypatch):
     recorded = runs["dynakv"]
     monkeypatch.setattr("kvweave_lab.eval.decoding.run.RECORD_EVERY", 10**9)
-    unrecorded = decode(adapter, prefilled, "dynakv", replace(KV, resident_bytes=BOUND), LENGTHS)
+    kv = replace(KV, strategy="dynakv", resident_bytes=BOUND)
+    unrecorded = decode(adapter, prefilled, "dynakv", kv, LENGTHS)
     assert unrecorded.greedy == recorded.greedy
     for one, other in zip(unrecorded.segments, recorded.segments, strict=True):
         for name in ("attended", "retrieved", "splits", "bytes_written"):
@@ -281,13 +282,14 @@ def _named(given, named):
 
 
 def test_every_ablation_changes_one_thing():
-    base = OffloadSettings(0.2, 10**6)
+    base = variant_named("dynakv", OffloadSettings(0.2, 10**6))
     for name in ABLATIONS:
         changed = variant_named(f"dynakv/{name}", base)
         parts = [getattr(changed, part) != getattr(base, part) for part in ("strategy", "clusters", "disk")]
         assert sum(parts) == 1
         assert replace(changed, strategy=base.strategy, clusters=base.clusters, disk=base.disk) == base
     assert {variant_named(name, base).strategy for name in all_variants()} == {
+        "outline",
         "dynakv",
         *plugins("kvweave.strategies"),
     }

@@ -66,7 +66,7 @@ def test_every_policy_keeps_the_limit(strategy):
 
 
 def test_paged_centroids_take_the_memory_of_one_layer_and_change_nothing():
-    paged, output = decoded(count=20, resident_bytes=200_000)
+    paged, output = decoded(count=20, resident_bytes=200_000, strategy="dynakv")
     all_held, expected = decoded(count=20, resident_bytes=200_000, strategy="dynakv-resident-centroids")
     assert paged.attended == all_held.attended
     torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)

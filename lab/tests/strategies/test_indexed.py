@@ -8,7 +8,7 @@ from kvweave.decode.retriever import token_budget
 from kvweave.ops.partial_attention import PartialAttention
 from support.synthetic import HEADS, geometry, settings
 
-NAMES = ("oracle", "pqcache", "pqcache-fine", "quest", "clusterkv", "retroinfer", "outline")
+NAMES = ("oracle", "pqcache", "pqcache-fine", "quest", "clusterkv", "retroinfer", "outline-entries")
 ENTRIES = 300
 
 
@@ -62,7 +62,7 @@ def test_no_more_is_read_than_allowed_and_later_entries_are_found(name):
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["retroinfer", "outline"])
+@pytest.mark.parametrize("name", ["retroinfer", "outline-entries"])
 def test_estimates_are_exact_where_the_entries_of_a_cluster_are_alike(name):
     keys, values = entries(distinct=4)
     got, expected, read = attended(retriever_of(name, keys, values, keys), keys, values, 10)
@@ -88,7 +88,7 @@ def test_codes_of_their_own_rank_as_the_keys_do():
 def test_an_outline_comes_closer_than_the_best_entries_alone():
     keys, values = entries()
     errors = {}
-    for name in ("outline", "oracle"):
+    for name in ("outline-entries", "oracle"):
         got, expected, _ = attended(retriever_of(name, keys, values), keys, values, 60)
         errors[name] = float((got - expected).norm())
-    assert errors["outline"] < 0.8 * errors["oracle"]
+    assert errors["outline-entries"] < 0.8 * errors["oracle"]

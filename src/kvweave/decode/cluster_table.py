@@ -24,7 +24,7 @@ class ClusterTable:
         count: clusters of each head, (G,).
         sizes: entries, without buffered ones.
         variances: mean squared distance of the keys to their centroid.
-        flagged: whether the cluster is to be split.
+        flagged: whether the cluster takes no more entries, or waits to be split.
         checksums: sum of the entries' words modulo 2⁶⁴, signed.
         homes: number of the cluster's first home on disk, see `disk.layout`.
         extra_homes: further homes of clusters that outgrew the first, by head and cluster.

@@ -1,7 +1,7 @@
 """The KV of one text, offloaded to disk, as a transformers cache.
 
 A model continues from it by our own steps or by an ordinary `generate`.
-Its KV in memory stays within `resident_bytes`: windows, buffers and centroids come first, frames for clusters get the rest.
+Its KV in memory stays within `resident_bytes`: windows, buffers and the index of clusters come first, frames for clusters get the rest.
 """
 
 import weakref
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.clusters.adaptive import AdaptiveClusters
+from kvweave.decode.clusters.whole import outlined_or_whole
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.centroids import SPARE_COLUMNS
 from kvweave.decode.layer import OffloadedLayer
@@ -31,7 +32,10 @@ from kvweave.plugins import more_in_lab, plugins
 _BLOCK_ROWS = 256  # rows of a turn that share what is retrieved
 
 
-_STRATEGIES: Mapping[str, Strategy] = {"dynakv": Strategy(AdaptiveClusters)}
+_STRATEGIES: Mapping[str, Strategy] = {
+    "outline": Strategy(outlined_or_whole),
+    "dynakv": Strategy(AdaptiveClusters),
+}
 
 
 def strategy_named(name: str) -> Strategy:
@@ -294,7 +298,7 @@ class MemoryLimit:
         allowed = (self._limit - other_bytes) // self._frames.page_bytes
         if allowed < 0:
             raise InvalidRequest(
-                f"resident_bytes is {self._limit}; windows, buffers and centroids alone take {other_bytes}: allow "
+                f"resident_bytes is {self._limit}; windows, buffers and the index of clusters alone take {other_bytes}: allow "
                 f"{other_bytes - self._limit} bytes more, and some for clusters"
             )
         surplus = self._frames.count - allowed

@@ -20,7 +20,7 @@ import xxhash
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvweave.decode.clusters.retrieval import ClusterRetriever
+from kvweave.decode.clusters.retrieval import ClusterRetriever, with_prefix
 from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
@@ -28,8 +28,8 @@ from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 
-FORMAT = 5
-_READ = (4, FORMAT)  # texts of format 4 have no centres
+FORMAT = 6
+_READ = (4, 5, FORMAT)  # texts of format 4 have no centres, and none before 6 has outlines
 _INDEX = "index"
 _PARTS: Final = {"clusters": ClusterSettings, "disk": DiskSettings}
 _STORED_NAMES = {"disk": "flash"}  # settings that have another name in the index
@@ -137,14 +137,8 @@ def _facts(
 
 def _layer_tensors(layer: OffloadedLayer) -> dict[str, Tensor]:
     found = {f"recent.{name}": tensor for name, tensor in layer.recent.state().items()}
-    retriever = layer.retriever
-    if isinstance(retriever, ClusterRetriever):
-        table, buffer = retriever.table.state(), retriever.buffer.state()
-        found |= {f"table.{name}": torch.from_numpy(array) for name, array in table.items()}
-        found |= {f"waiting.{name}": tensor for name, tensor in buffer.items()}
-        if retriever.centre is not None:
-            found["centre"] = retriever.centre
-        found["thresholds"] = torch.from_numpy(retriever.thresholds.copy())
+    if isinstance(layer.retriever, ClusterRetriever):
+        found |= layer.retriever.state()
     return found
 
 
@@ -223,17 +217,9 @@ def _restore_layer(
     cache: OffloadedCache, index: int, facts: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
     layer, device = cache.layers[index], cache.geometry.device
-    window = {name: part.to(device) for name, part in _with_prefix(tensors, f"{index}.recent.").items()}
+    window = {name: part.to(device) for name, part in with_prefix(tensors, f"{index}.recent.").items()}
     layer.restore(window, *facts["layers"][index])
     retriever = layer.retriever
     if isinstance(retriever, ClusterRetriever):
-        table = _with_prefix(tensors, f"{index}.table.")
-        retriever.table.restore({name: array.numpy().copy() for name, array in table.items()})
-        retriever.buffer.restore(_with_prefix(tensors, f"{index}.waiting."))
-        retriever.centre = tensors.get(f"{index}.centre")
-        retriever.thresholds = tensors[f"{index}.thresholds"].numpy().copy()
+        retriever.restore(with_prefix(tensors, f"{index}."))
         retriever.selected = [np.array(selected, np.int64) for selected in facts["chosen"][index]]
-
-
-def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}

@@ -23,21 +23,21 @@ Check = tuple[bool, str]
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """How entries are clustered (DynaKV §4).
+    """How entries are clustered.
 
     Args:
         mean_entries: target size when many clusters are created at once.
-        max_entries: a cluster that would grow beyond this size is split.
-        spread: c in τ = c · mean; a cluster may vary up to c times the mean variance of its head's first clusters. The
+        max_entries: the largest size. A new entry of a full cluster begins another one; `dynakv` splits the cluster (§4).
+        spread: of `dynakv`: c in τ = c · mean; a cluster may vary up to c times the mean variance of its head's first clusters. The
             paper leaves c open.
-        candidates: retrieve clusters until they hold this many times the attended entries, then attend to the best of
+        candidates: of strategies that know clusters by their centroids: retrieve clusters until they hold this many times the attended entries, then attend to the best of
             them. 1 attends to whole clusters. None uses the strategy's default.
-        buffer_entries: how many new entries of flagged clusters each head buffers until the cluster is in memory
+        buffer_entries: of `dynakv`: how many new entries of flagged clusters each head buffers until the cluster is in memory
             (Bmax, the paper's 16).
     """
 
-    mean_entries: int = 32
-    max_entries: int = 128
+    mean_entries: int = 16
+    max_entries: int = 64
     spread: float = 1.5
     candidates: float | None = None
     buffer_entries: int = 16
@@ -70,9 +70,9 @@ class OffloadSettings:
         kv_budget: entries that a step attends to, per layer and KV head: up to 1 a share of the stored entries, above 1
             a number. It includes sinks, the recent window and buffered entries. A pass over several rows attends to its
             own rows in addition.
-        resident_bytes: hard limit of the KV in memory, over all layers: windows, buffers, pages, centroids and the
-            entries being attended to. None holds all that fits the model's context.
-        strategy: the name of a decoding strategy; packages may add others through `kvweave.strategies`.
+        resident_bytes: hard limit of the KV in memory, over all layers: windows, buffers, pages, what is known of clusters, and
+            the entries being attended to. None holds all that fits the model's context.
+        strategy: `outline`, `dynakv` (the paper's), or the name of one that a package adds through `kvweave.strategies`.
         folder: folder of the files while decoding. None is the system's temporary folder, which should not be in memory.
         sinks: first positions of the text, always attended.
         window: latest positions, always attended; fewer where the budget is small.
@@ -84,7 +84,7 @@ class OffloadSettings:
 
     kv_budget: float = 0.15
     resident_bytes: int | None = None
-    strategy: str = "dynakv"
+    strategy: str = "outline"
     folder: Path | None = None
     sinks: int = 4
     window: int = 64

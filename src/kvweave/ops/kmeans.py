@@ -50,6 +50,24 @@ def nearest(points: Tensor, centres: Tensor, valid: Tensor | None = None) -> Ten
     return torch.cat(parts, dim=1) if parts else points.new_empty(heads, 0, dtype=torch.long)
 
 
+def members(points: Tensor, assigned: Tensor, largest: int) -> list[Tensor]:
+    """Return the indices of each cluster's points (n, D), given their assignment (n,) by k-means.
+
+    Empty clusters are left out, and those above `largest` are split.
+    """
+    order = assigned.argsort(stable=True)
+    pending = [own for own in order.split(torch.bincount(assigned).tolist()) if own.numel()]
+    clusters: list[Tensor] = []
+    while pending:
+        own = pending.pop()
+        if own.numel() <= largest:
+            clusters.append(own)
+            continue
+        side = split_in_two(points[own], own.numel() - 1)
+        pending += [own[~side], own[side]]
+    return clusters[::-1]
+
+
 def split_in_two(points: Tensor, largest: int) -> Tensor:
     """Divide points (N, D) in two, none empty and none above `largest` (at least half of them): (N,) bool.
 

@@ -46,6 +46,17 @@ class PartialAttention:
 
     def add_logits(self, logits: Tensor, values: Tensor) -> None:
         """Include values (G, n, D) with known logits (G, R, n), −inf for masked ones; overwrites the logits."""
+        self._include(logits, values)
+
+    def add_estimate(self, logits: Tensor, values: Tensor) -> None:
+        """As `add_logits`, of what stands for entries that were not read."""
+        self._include(logits, values)
+
+    def result(self) -> Tensor:
+        """Return the attention output (1, H, T, D) in the query's dtype; every row must have seen a key."""
+        return (self._sum / self._mass).reshape(self._shape).to(self._dtype)
+
+    def _include(self, logits: Tensor, values: Tensor) -> None:
         highest = torch.maximum(self._max, logits.amax(-1, keepdim=True))
         # A row that has seen no key has no maximum: shift it by 0, its weights are all zero.
         shift = highest.masked_fill(highest == float("-inf"), 0.0)
@@ -54,10 +65,6 @@ class PartialAttention:
         self._mass = self._mass * rescale + weights.sum(-1, keepdim=True)
         self._sum = self._sum * rescale + weights @ values.float()
         self._max = highest
-
-    def result(self) -> Tensor:
-        """Return the attention output (1, H, T, D) in the query's dtype; every row must have seen a key."""
-        return (self._sum / self._mass).reshape(self._shape).to(self._dtype)
 
     def _per_row(self, visible: Tensor) -> Tensor:
         if visible.shape[1] == 1:

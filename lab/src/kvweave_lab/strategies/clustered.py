@@ -5,16 +5,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.retrieval import ClusterRetriever
+from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.retriever import TokenBudget
+from kvweave.decode.settings import ClusterSettings
 from kvweave.decode.shared_state import Strategy
-from kvweave.ops.kmeans import k_means
+from kvweave.ops.kmeans import k_means, members
 
 UNGROUPED = -1
 """Owner of buffered entries that belong to no cluster yet."""
 
 
-class StaticClusters(ClusterRetriever):
+class StaticClusters(CentroidClusters):
     """Clusters that are never split: a new entry joins the nearest one, whose centroid and variance follow."""
 
     def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
@@ -23,7 +24,7 @@ class StaticClusters(ClusterRetriever):
             self.join_cluster(head, cluster, keys[head], entries[head], distance)
 
 
-class LocalClusters(ClusterRetriever):
+class LocalClusters(CentroidClusters):
     """Clusters that never change: each window of new entries is clustered by itself."""
 
     window_entries: ClassVar[int] = 128
@@ -36,14 +37,14 @@ class LocalClusters(ClusterRetriever):
         clusters = self.shared.settings.clusters
         free = budget.total - self.shared.settings.sinks - budget.window
         if self.buffer.count[0] >= max(1, min(self.window_entries, free // 2)):
-            self._cluster_buffer(clusters.mean_entries)
+            self._cluster_buffer(clusters)
 
-    def _cluster_buffer(self, mean_entries: int) -> None:
+    def _cluster_buffer(self, clusters: ClusterSettings) -> None:
         entries = torch.stack([self.buffer.pop(head, UNGROUPED) for head in range(self.table.heads)])
         keys = self.with_centre(self.store.entry_format.decode(entries)[0].float())  # (G, n, D)
-        assigned = k_means(keys, -(-keys.shape[1] // mean_entries))
+        assigned = k_means(keys, -(-keys.shape[1] // clusters.mean_entries))
         for head in range(self.table.heads):
-            for own in self._clusters(keys[head], assigned[head]):
+            for own in members(keys[head], assigned[head], clusters.max_entries):
                 self.create_cluster(head, keys[head, own], entries[head, own])
 
 

@@ -26,14 +26,6 @@ Estimate = tuple[Tensor, Tensor]
 """Logits (G, R, m), −inf for what is left out, and values (G, m, D), of what stands for unread entries."""
 
 
-class EstimatingAttention(PartialAttention, ABC):
-    """An attention that is told which portions are estimates."""
-
-    @abstractmethod
-    def add_estimate(self, logits: Tensor, values: Tensor) -> None:
-        """Include values (G, m, D) with logits (G, R, m) that stand for entries that were not read."""
-
-
 class IndexedRetriever(Retriever, ABC):
     """Entries of one layer in memory: keys and values (G, n, D) float32, and an index of theirs.
 
@@ -102,10 +94,8 @@ class IndexedRetriever(Retriever, ABC):
         index = chosen[..., None].expand(-1, -1, self.keys.shape[2])
         estimate = self.estimate(attention.query, chosen)
         attention.add(self.keys.gather(1, index), self.values.gather(1, index))
-        if isinstance(attention, EstimatingAttention) and estimate is not None:
+        if estimate is not None:
             attention.add_estimate(*estimate)
-        elif estimate is not None:
-            attention.add_logits(*estimate)
         return chosen.numel()
 
     def _append(self, keys: Tensor, values: Tensor) -> int:
@@ -244,7 +234,7 @@ class CosineClusters(IndexedRetriever):
         return torch.cat([self.keys[:, first:], self.values[:, first:]], dim=-1)
 
 
-class Outline(IndexedRetriever):
+class OutlineEntries(IndexedRetriever):
     """Single entries, ranked by an outline of each; those that are not read are attended to by their outlines.
 
     An entry's outline is its cluster, with mean key and value, and a code of 2 bits for each of the directions in which
@@ -382,4 +372,4 @@ PQCACHE_FINE = Strategy(partial(ProductCodes, parts=16, bits=8))
 QUEST = Strategy(QuestPages)
 CLUSTERKV = Strategy(CosineClusters)
 RETROINFER = Strategy(partial(CosineClusters, mean_entries=16, estimates=True))
-OUTLINE = Strategy(Outline)
+OUTLINE_ENTRIES = Strategy(OutlineEntries)

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.retrieval import ClusterRetriever
+from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.retriever import TokenBudget
 from kvweave.ops.kmeans import split_in_two
 
 
-class AdaptiveClusters(ClusterRetriever):
+class AdaptiveClusters(CentroidClusters):
     """Clusters that follow the keys: a new entry joins the nearest one, and clusters that grow too wide are split.
 
     Paper: DynaKV §4, Algorithm 1. A cluster is flagged if a new entry would raise its variance above the head's

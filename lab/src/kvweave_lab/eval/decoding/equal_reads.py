@@ -15,7 +15,8 @@ import xxhash
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvweave.decode.clusters.retrieval import ClusterRetriever
+from kvweave.decode.clusters.centroid import CentroidClusters
+from kvweave.decode.clusters.outlined import OutlinedClusters
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
@@ -29,10 +30,10 @@ from kvweave_lab.eval.long_texts import LongText
 from kvweave_lab.real_models import cache_folder
 from kvweave_lab.results_log import ResultsLog, dtype_name
 from kvweave_lab.statistics import Estimate, interval_over_tasks
-from kvweave_lab.strategies import DENSE, INDEXED
+from kvweave_lab.strategies import DENSE, INDEXED, OUTLINE, OUTLINE_ENTRIES
 from kvweave_lab.strategies.indexed import NUMBER_BYTES, IndexedRetriever
 
-COMPARED = (*INDEXED[:-1], "dynakv/whole-clusters", "window", "oracle")
+COMPARED = (OUTLINE, *INDEXED[:-1], "dynakv/whole-clusters", "window", "oracle")
 """What is compared by default. `oracle` reads the entries with the largest weights, which only the whole KV can tell."""
 BUDGETS = (0.025, 0.05, 0.1, 0.2)
 
@@ -99,7 +100,7 @@ class ReadsRow:
     """All texts under one variant and budget: means with 95 % intervals over texts.
 
     `error_of_best` is the output error divided by that of the best other variant at this budget, on the same texts;
-    `oracle` and `outline` are no competitors.
+    `oracle` and the two outlines are no competitors.
     """
 
     strategy: str
@@ -164,7 +165,9 @@ def reads_rows(runs: Sequence[TextRun]) -> Iterator[ReadsRow]:
         errors = {name: fmean(run.output_error for run in own) for name, own in by_variant.items()}
         for name, own in by_variant.items():
             others = [
-                error for other, error in errors.items() if other not in (name, "oracle", "outline", DENSE)
+                error
+                for other, error in errors.items()
+                if other not in (name, "oracle", OUTLINE, OUTLINE_ENTRIES, DENSE)
             ]
             yield ReadsRow(
                 strategy=name,
@@ -268,11 +271,11 @@ def _index_bytes(offloaded: OffloadedCache) -> float:
     total = 0.0
     for layer in range(len(offloaded.layers)):
         retriever = unwrapped_retriever(offloaded, layer)
-        if isinstance(retriever, IndexedRetriever):
-            total += retriever.index_bytes
-        elif isinstance(retriever, ClusterRetriever):
+        if isinstance(retriever, CentroidClusters):
             width = offloaded.geometry.head_width
             total += int((retriever.table.sizes > 0).sum()) * width * NUMBER_BYTES
+        elif isinstance(retriever, IndexedRetriever | OutlinedClusters):
+            total += retriever.resident_bytes
     return total
 
 

@@ -9,10 +9,10 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from kvweave.decode.offloaded_cache import strategy_named
-from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.state.knowledge_base_state import Progress, no_progress
@@ -98,7 +98,8 @@ def evaluate_decoding(adapter: Adapter, request: Request, progress: Progress = n
         runs = tuple(_runs(adapter, request, texts, bound, log, progress))
         shift = None
         if not request.texts and set(UPDATES) <= set(request.variants):
-            base = _with_clusters(request, OffloadSettings(request.budgets[0], bound, folder=request.folder))
+            base = OffloadSettings(request.budgets[0], bound, folder=request.folder)
+            base = _with_clusters(request, variant_named(UPDATES[0], base))
             shift = _shift(adapter, request, texts[0], base, log)
     return DecodingResult(
         request,
@@ -253,7 +254,7 @@ def _settings(request: Request, bound: int) -> Iterator[tuple[str, OffloadSettin
             base = OffloadSettings(budget, bound, folder=request.folder, storage=storage)
             for variant in request.variants:
                 if variant != DENSE:
-                    yield variant, variant_named(variant, _with_clusters(request, base))
+                    yield variant, _with_clusters(request, variant_named(variant, base))
 
 
 def _with_clusters(request: Request, kv: OffloadSettings) -> OffloadSettings:
@@ -297,6 +298,10 @@ ABLATIONS: Mapping[str, Callable[[OffloadSettings], OffloadSettings]] = MappingP
 """Changes of settings by name. The defaults are a buffer of 16 entries, a spread of 1.5 and 1.8 times as many candidates."""
 
 
+CENTROID_CLUSTERS: Final = ClusterSettings(mean_entries=32, max_entries=128)
+"""Sizes of clusters that are known by their centroids, unless others are asked for: twice the default, as their index is half as long."""
+
+
 def all_variants() -> tuple[str, ...]:
     """Return the names of every strategy, then of every ablation."""
     return (*STRATEGIES, *INDEXED, *(f"{ABLATED}/{name}" for name in ABLATIONS))
@@ -307,6 +312,8 @@ def variant_named(name: str, settings: OffloadSettings) -> OffloadSettings:
     strategy, _, ablation = name.partition("/")
     strategy_named(strategy)
     chosen = replace(settings, strategy=strategy)
+    if strategy in CLUSTERED and settings.clusters == ClusterSettings():
+        chosen = replace(chosen, clusters=CENTROID_CLUSTERS)
     if not ablation:
         return chosen
     if strategy not in CLUSTERED or ablation not in ABLATIONS:

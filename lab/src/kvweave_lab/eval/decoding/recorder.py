@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.retriever import Retriever, TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.eval.decoding.results import AFTER_STEPS, ClusterReuse, RetrievalQuality
-from kvweave_lab.strategies.indexed import EstimatingAttention
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def cluster_variance(offloaded: OffloadedCache) -> tuple[float, float] | None:
     variances, counts = [], []
     for layer in range(len(offloaded.layers)):
         retriever = unwrapped_retriever(offloaded, layer)
-        if isinstance(retriever, ClusterRetriever) and not retriever.empty:
+        if isinstance(retriever, CentroidClusters) and not retriever.empty:
             sizes, of_clusters = retriever.table.sizes, retriever.table.variances
             variances += [float(np.average(of_clusters[head], weights=own)) for head, own in enumerate(sizes)]
             counts += (sizes > 0).sum(1).tolist()
@@ -161,7 +161,7 @@ class RecordingRetriever(Retriever):
         return attended
 
 
-class _LogitTap(EstimatingAttention):
+class _LogitTap(PartialAttention):
     """Forwards additions to another attention and passes their logits to a callback, if they are no estimates; has no sums."""
 
     def __init__(self, target: PartialAttention, on_logits: Callable[[Tensor], None]) -> None:
