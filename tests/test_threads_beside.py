@@ -98,5 +98,8 @@ def test_a_requests_thread_keeps_no_buffers():
         call(encoder.encode, ["Which room is cedar?"])
         return math.mkl_serv_mem_stat(ctypes.byref(count)) - before
 
-    assert in_a_thread(lambda: held(lambda work, texts: work(texts))) > 1_000_000
+    kept = in_a_thread(lambda: held(lambda work, texts: work(texts)))
+    if not kept:
+        pytest.skip("PyTorch does not compute these products with MKL on this processor")
+    assert kept > 1_000_000
     assert in_a_thread(lambda: held(and_free)) == 0

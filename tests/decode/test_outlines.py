@@ -7,6 +7,9 @@ import torch
 
 from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.retriever import token_budget
+from kvweave.decode.settings import OffloadSettings
+from kvweave.models.support import Geometry
 from kvweave.ops.partial_attention import PartialAttention
 from support.synthetic import GROUP, HEADS, WIDTH, Text, geometry, settings, stored
 
@@ -120,6 +123,20 @@ def test_new_entries_begin_a_cluster_where_the_nearest_is_full():
         ).max() < 70 / 2  # of 70 entries: a successor is filled before another is begun
         assert table.sizes.max() <= 4
         assert stored(cache) == [Counter(range(text.length))] * HEADS
+
+
+def test_wide_heads_fill_a_cluster_before_they_begin_another():
+    """In wide heads the mean of a full cluster is nearer to a new entry than any entry is."""
+    wide, generator = Geometry(1, HEADS, 64, 4096, torch.float32, torch.device("cpu")), torch.Generator()
+    first, later = (torch.randn(2, HEADS, n, 64, generator=generator.manual_seed(n)) for n in (200, 600))
+    chosen = OffloadSettings(0.2)
+    with OffloadedCache(wide, chosen) as cache:
+        retriever = cache.layers[0].retriever
+        retriever.fill(*first, None)
+        before = retriever.table.count.copy()
+        retriever.add(*later, token_budget(chosen, 800))
+        assert (retriever.table.count - before).max() <= 600 / 16
+        assert (retriever.table.sizes.sum(1) == 800).all()
 
 
 def test_many_rows_share_what_is_read(monkeypatch):

@@ -162,7 +162,8 @@ def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, whole, tm
     def refuse(*args):
         raise OSError(errno.EIO, "Input/output error")
 
-    with opened(adapter, tmp_path / "failing", WHOLE) as talk:
+    tight = replace(WHOLE, resident_bytes=30_000)  # so that a turn has to read
+    with opened(adapter, tmp_path / "failing", tight) as talk:
         got = say(talk, QUESTIONS[:1])
         with monkeypatch.context() as patch:
             patch.setattr(os, "preadv", refuse)
@@ -170,7 +171,7 @@ def test_after_a_read_error_it_resumes_from_the_previous_turn(adapter, whole, tm
                 say(talk, QUESTIONS[1:2])
         if between == "turns":
             assert got + say(talk, QUESTIONS[1:2]) == whole[:2]
-    with opened(adapter, tmp_path / "failing", WHOLE) as talk:
+    with opened(adapter, tmp_path / "failing", tight) as talk:
         if between == "processes":
             assert got + say(talk, QUESTIONS[1:2]) == whole[:2]
 

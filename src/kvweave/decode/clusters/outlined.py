@@ -19,8 +19,8 @@ from kvweave.ops.partial_attention import PartialAttention
 class OutlinedClusters(ClusterRetriever):
     """Small clusters, chosen by the weight that their entries' outlines have in the attention; no entry counts for nothing.
 
-    A new entry joins the nearest cluster, or begins one where that is full. Clusters are never split, so that nothing is read to keep
-    them in order: a cluster that has become wide is told apart by codes.
+    A new entry joins the nearest cluster; a full one has a successor. Clusters are never split, so that none is read for that: the
+    entries of a cluster that has become wide differ in their codes.
     """
 
     first_clusters = 8

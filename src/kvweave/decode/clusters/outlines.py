@@ -22,19 +22,16 @@ _CODES_PER_BYTE: Final = 4
 _FLOOR: Final = 0.02  # of the queries' mean energy, in every direction: queries to come may ask other things
 _SEGMENT: Final = 4096  # entries that are clustered together: the time grows with their square
 _BLOCK: Final = 8192  # entries whose codes are unpacked at a time
-_MOST_ROWS: Final = (
-    32  # that ask each entry; with more, as in a prompt, clusters are asked by their mean keys
-)
+_MOST_ROWS: Final = 32  # that ask each entry; with more, as in a prompt, they ask clusters by mean keys
 _LEAST: Final = 1e-12
 _STEP_SHARE: Final = 0.25  # of the mean step, at least: a few first keys say nothing of some directions
 _LARGEST: Final = 65504.0  # in half precision
-_LEVELS: Final = (
-    (torch.arange(256)[:, None] >> torch.arange(0, 8, 2)) & 3
-).float() - 1.5  # of each byte's codes, in steps
+_PLACES: Final = torch.arange(0, 8, 2)  # of a byte's codes, in bits
+_LEVELS: Final = ((torch.arange(256)[:, None] >> _PLACES) & 3) - 1.5  # of each byte's codes, in steps
 
 
 class Outlines:
-    """Outlines of G heads of width D, in memory that grows by halves.
+    """Outlines of G heads of width D, in memory that grows by eighths.
 
     Keys count from `origin`, the mean of each head's first keys: half precision would not hold a channel that is large in all of them.
 
@@ -47,9 +44,7 @@ class Outlines:
         self._directions = min(DIRECTIONS, width) // _CODES_PER_BYTE * _CODES_PER_BYTE
         self.clusters = self._entries = 0
         self.origin = torch.zeros(heads, width)
-        self._metric = torch.zeros(
-            heads, width, width
-        )  # k @ metric @ k is the mean square of a query's logit
+        self._metric = torch.zeros(heads, width, width)  # k @ metric @ k: the mean square of a query's logit
         self._value_scale = torch.ones(heads)
         self._into = torch.zeros(heads, width, self._directions)
         self._out = torch.zeros(heads, self._directions, width)  # with the step between codes
