@@ -30,7 +30,7 @@ def test_generate_decodes_the_result_of_prefill(tmp_path):
     adapter = tiny_adapter()
     end_only_at(adapter)
     store = kvweave.ChunkStore(tmp_path)
-    prompt = kvweave.Prompt("When?", TOLD, "Answer.")
+    prompt = kvweave.Prompt("Where?", TOLD, "Answer.")
 
     def answer(**options):
         return kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=40, **options)
@@ -42,8 +42,7 @@ def test_generate_decodes_the_result_of_prefill(tmp_path):
         answer(kv=kvweave.OffloadSettings(0.2, window=8, clusters=ClusterSettings(8, 16))),
     )
     assert whole.text == dense.text
-    assert dense.tokens == whole.tokens == 40
-    assert part.tokens > 8
+    assert dense.tokens == whole.tokens == part.tokens == 40
     assert part.decoding.attended_per_token < whole.decoding.attended_per_token / 2
     with pytest.raises(InvalidRequest, match="max_new_tokens is 0"):
         kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=0)

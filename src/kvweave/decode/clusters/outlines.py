@@ -44,7 +44,7 @@ class Outlines:
         self._directions = min(DIRECTIONS, width) // _CODES_PER_BYTE * _CODES_PER_BYTE
         self.clusters = self._entries = 0
         self.origin = torch.zeros(heads, width)
-        self._metric = torch.zeros(heads, width, width)  # k @ metric @ k: the mean square of a query's logit
+        self._seen = torch.zeros(heads, width, width)  # |k @ seen|² is the mean square of a query's logit
         self._value_scale = torch.ones(heads)
         self._into = torch.zeros(heads, width, self._directions)
         self._out = torch.zeros(heads, self._directions, width)  # with the step between codes
@@ -82,8 +82,8 @@ class Outlines:
         energy, axes = torch.linalg.eigh(asked.transpose(1, 2) @ asked / asked.shape[1])
         energy = energy.clamp(min=0)
         energy = energy + _FLOOR * energy.mean(-1, keepdim=True) + _LEAST
-        self._metric = (axes * energy[:, None]) @ axes.transpose(1, 2)
-        spread = _spread((keys - self.origin[:, None]) @ (axes * energy.sqrt()[:, None]))
+        self._seen = axes * energy.sqrt()[:, None]
+        spread = _spread((keys - self.origin[:, None]) @ self._seen)
         least = (
             1e-6 * values.square().sum(-1).mean(1) + _LEAST
         )  # values that are all the same would drown the keys
@@ -92,17 +92,14 @@ class Outlines:
 
     def learn_codes(self, keys: Tensor, owners: Tensor) -> None:
         """Set the directions of codes and their steps, from keys (G, n, D) and each one's cluster (G, n)."""
-        energy, axes = torch.linalg.eigh(self._metric)
-        seen = axes * energy.clamp(min=0).sqrt()[:, None]
-        rest = self._rest(keys, owners) @ seen
+        rest = self._rest(keys, owners) @ self._seen
         _, main = torch.linalg.eigh(rest.transpose(1, 2) @ rest)
         main = main[..., self._width - self._directions :]  # (G, D, d)
         energies = (rest @ main).square().mean(1, keepdim=True)  # (G, 1, d)
         least = _STEP_SHARE**2 * energies.mean(-1, keepdim=True)
         step = torch.maximum(energies, least).sqrt().clamp(min=_LEAST)
-        back = axes / energy.clamp(min=_LEAST).sqrt()[:, None]
-        self._into = seen @ main / step
-        self._out = (main * step).transpose(1, 2) @ back.transpose(1, 2)
+        self._into = self._seen @ main / step
+        self._out = (main * step).transpose(1, 2) @ torch.linalg.inv(self._seen)
 
     def groups(self, keys: Tensor, values: Tensor, mean_entries: int, largest: int) -> list[list[Tensor]]:
         """Return for each head the numbers of each cluster's entries, of entries (G, n, D): by k-means of about so many, at most `largest`.
@@ -120,11 +117,8 @@ class Outlines:
 
     def points(self, keys: Tensor, values: Tensor) -> Tensor:
         """Return entries (G, n, D) as points (G, n, 2 · D), which are as far apart as entries count as different."""
-        energy, axes = torch.linalg.eigh(self._metric)
-        seen = axes * energy.clamp(min=0).sqrt()[:, None]
-        return torch.cat(
-            [(keys - self.origin[:, None]) @ seen, values * self._value_scale[:, None, None]], dim=-1
-        )
+        scaled = values * self._value_scale[:, None, None]
+        return torch.cat([(keys - self.origin[:, None]) @ self._seen, scaled], dim=-1)
 
     # Growing, in the room that was made
 
@@ -220,14 +214,14 @@ class Outlines:
 
     def _as_point(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys, from the origin, and values (G, D) so that products with clusters' are those of points."""
-        return (self._metric @ keys[..., None])[..., 0], values * self._value_scale.square()[:, None]
+        seen = self._seen @ (self._seen.transpose(1, 2) @ keys[..., None])
+        return seen[..., 0], values * self._value_scale.square()[:, None]
 
     def _put_value(self, head: int, cluster: int, value: Tensor) -> None:
         self._values[head, cluster] = value.clamp(-_LARGEST, _LARGEST)
         key, value = self._keys[head, cluster].float(), self._values[head, cluster].float()
-        self._norms[head, cluster] = (
-            key @ self._metric[head] @ key + value.square().sum() * self._value_scale[head].square()
-        )
+        spread = key @ self._seen[head], value * self._value_scale[head]
+        self._norms[head, cluster] = sum(part.square().sum() for part in spread)
 
     def _growing(self, clusters: int, entries: int) -> dict[str, int]:
         """Return the tensors that are too short for so many more clusters and entries, with their new lengths."""
@@ -252,7 +246,7 @@ class Outlines:
 
 _OF_CLUSTERS: Final = ("_keys", "_values", "_norms")
 _OF_ENTRIES: Final = ("_owners", "_codes")
-_TENSORS: Final = ("origin", "_metric", "_value_scale", "_into", "_out", *_OF_CLUSTERS, *_OF_ENTRIES)
+_TENSORS: Final = ("origin", "_seen", "_value_scale", "_into", "_out", *_OF_CLUSTERS, *_OF_ENTRIES)
 
 
 def _capacity(count: int) -> int:
