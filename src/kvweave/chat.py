@@ -25,7 +25,7 @@ from kvweave.answering.pipeline import prefill_turn
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader, TurnAppender, prefill_offloaded
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.persistence import persist, reset_files, resume
+from kvweave.decode.persistence import persist, reset_file, resume
 from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import make_folder, try_lock
@@ -197,7 +197,7 @@ class Conversation:
                 if held.get_seq_length() == len(self.token_ids) and held.usable:
                     persist(held, self._folder, self.token_ids, self._adapter.fingerprint.digest)
                 else:
-                    reset_files(self._folder)  # the files hold an unfinished turn
+                    reset_file(self._folder)  # the files hold an unfinished turn
             if self._outdated:
                 self._start_over()  # a document was removed meanwhile: none of its text may stay here
 
@@ -238,7 +238,7 @@ class Conversation:
     def _prefill_turn(self, turn: TokenizedPrompt) -> Tensor:
         """Put the KV of a turn behind the text, and return the logits (1, vocab) after it."""
         if self.held is None:
-            offloader = PromptOffloader(self._adapter.geometry, self._settings.kv, reset_files(self._folder))
+            offloader = PromptOffloader(self._adapter.geometry, self._settings.kv, reset_file(self._folder))
             logits = self._prefill(turn, offloader, None).logits
             self.held = offloader.cache
             return logits
@@ -328,7 +328,7 @@ class Conversation:
         """Compute the KV of a text from scratch, with full attention; also return the logits after it."""
         self._close_kv()
         self.held, logits = prefill_offloaded(
-            self._adapter, token_ids, self._settings.kv, reset_files(self._folder)
+            self._adapter, token_ids, self._settings.kv, reset_file(self._folder)
         )
         return self.held, logits
 

@@ -15,14 +15,12 @@ from kvweave.errors import InvalidRequest
     budget=st.one_of(st.floats(0.001, 1), st.integers(12, 5000)),
     stored=st.integers(1, 10**5),
     window=st.integers(1, 200),
-    buffer=st.integers(0, 32),
 )
-def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, window, buffer):
-    settings = OffloadSettings(budget, window=window, clusters=ClusterSettings(buffer_entries=buffer))
+def test_sinks_and_window_leave_budget_for_retrieval(budget, stored, window):
+    settings = OffloadSettings(budget, window=window)
     granted = token_budget(settings, stored)
-    always = settings.sinks + granted.window + granted.buffer
+    always = settings.sinks + granted.window
     assert 1 <= granted.window <= window
-    assert 0 <= granted.buffer <= buffer
     assert always < granted.total
     assert granted.remaining(always) == granted.total - always
     if budget <= 1:
@@ -44,15 +42,7 @@ def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, wind
         ({"sinks": -1}, r"sinks is -1"),
         ({"window": 0}, r"window is 0"),
         ({"resident_bytes": 0}, r"resident_bytes is 0"),
-        (
-            {"clusters": ClusterSettings(mean_entries=9, max_entries=8)},
-            r"clusters of 9 entries on average and 8",
-        ),
-        ({"clusters": ClusterSettings(1, 1)}, r"max_entries is 1; a split needs 2"),
-        ({"clusters": ClusterSettings(buffer_entries=-1)}, r"buffer_entries is -1"),
         ({"disk": DiskSettings(tail_pages=0)}, r"tail_pages is 0"),
-        ({"clusters": ClusterSettings(spread=0)}, r"spread is 0"),
-        ({"clusters": ClusterSettings(spread=math.nan)}, r"spread is nan"),
         ({"disk": DiskSettings(readers=0)}, r"readers is 0"),
         ({"disk": DiskSettings(gap_pages=-1)}, r"gap_pages is -1"),
         ({"disk": DiskSettings(page_bytes=0)}, r"page_bytes is 0"),
@@ -62,3 +52,15 @@ def test_sinks_window_and_buffer_leave_budget_for_retrieval(budget, stored, wind
 def test_invalid_settings_are_explained(changes, message):
     with pytest.raises(InvalidRequest, match=message):
         OffloadSettings(**changes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((9, 8), r"clusters of 9 entries on average and 8"),
+        ((1, 1), r"max_entries is 1; a cluster holds at least 2"),
+    ],
+)
+def test_invalid_sizes_of_clusters_are_explained(sizes, message):
+    with pytest.raises(InvalidRequest, match=message):
+        ClusterSettings(*sizes)

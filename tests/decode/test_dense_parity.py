@@ -1,12 +1,10 @@
 """With a budget of 100 %, offloaded decoding equals plain transformers decoding, for every family."""
 
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
 
-from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.handoff import offload
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
@@ -59,35 +57,6 @@ def test_the_whole_budget_equals_plain_decoding(family):
         torch.testing.assert_close(torch.cat(found), logits, atol=TOLERANCE, rtol=TOLERANCE)
         if any(layer.sliding_window is None for layer in cache.layers):
             assert cache.counts.retrieved > 0
-
-
-def test_centroids_are_prefetched_before_a_layer_projects_its_query(monkeypatch):
-    adapter = tiny_adapter("llama")
-    kv_cache = adapter.new_cache(N)
-    adapter.compute(kv_cache, IDS, adapter.rows(torch.arange(N)))
-    events: list[tuple[str, int]] = []
-    for index, layer in enumerate(adapter.model.model.layers):
-        layer.self_attn.q_proj.register_forward_pre_hook(
-            lambda module, given, index=index: events.append(("project", index))
-        )
-    prefetch, attend = Centroids.prefetch, OffloadedCache.attend
-    monkeypatch.setattr(
-        Centroids,
-        "prefetch",
-        lambda self, index: (events.append(("prefetch", index)), prefetch(self, index))[1],
-    )
-    monkeypatch.setattr(
-        OffloadedCache,
-        "attend",
-        lambda self, call, rows: (events.append(("attend", call.layer)), attend(self, call, rows))[1],
-    )
-    half = replace(KV, kv_budget=0.5, strategy="dynakv")
-    with offload(adapter, kv_cache, IDS, half, question_tokens=16) as cache:
-        events.clear()
-        adapter.step(cache, 5)
-    for index in range(adapter.geometry.layers):
-        own = [name for name, layer in events if layer == index]
-        assert own[:3] == ["prefetch", "project", "attend"]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3-sliding", "gpt-neox"])

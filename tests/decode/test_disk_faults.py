@@ -108,13 +108,13 @@ def test_without_direct_reads_the_system_page_cache_is_used(tmp_path, monkeypatc
 
 
 def test_a_full_disk_while_half_filled_pages_are_written_fails_the_text(tmp_path, monkeypatch):
-    cache, text = begun(tmp_path, strategy="dynakv")
+    cache, text = begun(tmp_path)
 
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with cache:
-        steps(text, 3)
+        steps(text, 10)
         monkeypatch.setattr(os, "pwritev", refuse)
         with pytest.raises(StoreFull):
             cache.flush()
@@ -125,7 +125,7 @@ def test_a_full_disk_while_half_filled_pages_are_written_fails_the_text(tmp_path
 
 
 def test_a_half_filled_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
-    cache, text = begun(tmp_path, strategy="dynakv")
+    cache, text = begun(tmp_path, kv_budget=1_000, resident_bytes=50_000)
     with cache:
         steps(text, 10)
         store = cache.shared.store

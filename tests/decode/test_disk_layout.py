@@ -73,10 +73,10 @@ def test_clusters_retrieved_together_are_neighbours():
 
 @pytest.mark.parametrize("tail_pages", [1, 4])
 def test_a_head_keeps_few_half_filled_pages_of_evicted_clusters(tail_pages):
-    limit = settings(kv_budget=1.0, resident_bytes=30_000, strategy="dynakv", disk={"tail_pages": tail_pages})
+    limit = settings(kv_budget=1_000, resident_bytes=60_000, disk={"tail_pages": tail_pages})
     with OffloadedCache(geometry(), limit) as cache:
         text = Text(cache)
-        text.begin(100)
+        text.begin(400)
         for _ in range(60):
             query, output = text.step()
             assert len(cache.shared.store.tails) <= HEADS * tail_pages

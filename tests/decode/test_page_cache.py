@@ -161,29 +161,14 @@ def test_of_clusters_fetched_ahead_those_count_as_unused_that_leave_unasked_for(
     assert counts.prefetch_unused == 1  # the second: it was neither asked for later, nor to begin with
 
 
-def test_memory_is_flat_in_the_length_under_an_absolute_budget():
-    """Only one layer's centroids grow, at the expense of frames; the total stays the same."""
-    chosen = settings(kv_budget=60, resident_bytes=60_000, strategy="dynakv")
-    with OffloadedCache(geometry(), chosen) as cache:
-        text = Text(cache)
-        text.begin(100)
-        for _ in range(500):
-            text.step()
-            assert cache.resident_bytes <= 60_000
-        dense = text.length * 2 * 2 * 8 * 4
-        assert cache.counts.peak_resident_bytes < dense
-
-
 WIDE = Geometry(2, 8, 8, 4096, torch.float32, torch.device("cpu"))
 FEW_LARGE = {"mean_entries": 16, "max_entries": 16}
 
 
-@pytest.mark.parametrize("bound", [90_000, 110_000, 140_000])
+@pytest.mark.parametrize("bound", [190_000, 230_000])
 def test_half_filled_pages_are_evicted_when_memory_is_needed(bound):
     """Eight heads of two layers would fill all frames with them; a limit that fits the prompt suffices."""
-    with OffloadedCache(
-        WIDE, settings(kv_budget=1.0, resident_bytes=bound, strategy="dynakv", clusters=FEW_LARGE)
-    ) as cache:
+    with OffloadedCache(WIDE, settings(kv_budget=1_000, resident_bytes=bound, clusters=FEW_LARGE)) as cache:
         text = Text(cache, layers=2, heads=8)
         text.begin(300)
         for _ in range(20):
@@ -195,7 +180,7 @@ def test_half_filled_pages_are_evicted_when_memory_is_needed(bound):
 
 def test_a_limit_that_leaves_too_little_after_the_prompt_is_rejected_with_the_prompt():
     with (
-        OffloadedCache(WIDE, settings(kv_budget=1.0, resident_bytes=60_000, clusters=FEW_LARGE)) as cache,
+        OffloadedCache(WIDE, settings(kv_budget=1_000, resident_bytes=100_000, clusters=FEW_LARGE)) as cache,
         pytest.raises(InvalidRequest, match=r"allow [0-9]+ bytes more"),
     ):
         Text(cache, layers=2, heads=8).begin(300)

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from kvweave.decode.handoff import offload
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.persistence import persist, reset_files, resume
+from kvweave.decode.persistence import persist, reset_file, resume
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.testing import tiny_adapter
@@ -24,9 +24,8 @@ IDS = torch.randint(3, 260, (N,), generator=torch.Generator().manual_seed(3)).to
 KV = OffloadSettings(
     kv_budget=0.4,
     resident_bytes=90_000,
-    strategy="dynakv",
     window=8,
-    clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4, spread=0.8),
+    clusters=ClusterSettings(mean_entries=8, max_entries=16),
     disk=DiskSettings(page_bytes=512),
 )
 
@@ -34,7 +33,7 @@ KV = OffloadSettings(
 def begun(adapter, folder, kv=KV) -> OffloadedCache:
     kv_cache = adapter.new_cache(N)
     adapter.compute(kv_cache, IDS, adapter.rows(torch.arange(N)))
-    return offload(adapter, kv_cache, IDS, kv, question_tokens=16, files=reset_files(folder))
+    return offload(adapter, kv_cache, IDS, kv, question_tokens=16, path=reset_file(folder))
 
 
 def decode(adapter, cache, tokens) -> list[torch.Tensor]:
@@ -49,27 +48,20 @@ def adapter():
     return tiny_adapter("qwen2")
 
 
-@pytest.mark.parametrize("strategy", ["outline", "dynakv"])
 @pytest.mark.parametrize("storage", ["exact", "int4"])
-def test_a_resumed_text_continues_exactly_as_one_that_was_never_interrupted(
-    adapter, tmp_path, strategy, storage
-):
-    kv = replace(KV, storage=storage, strategy=strategy)
+def test_a_resumed_text_continues_exactly_as_one_that_was_never_interrupted(adapter, tmp_path, storage):
+    kv = replace(KV, storage=storage)
     with begun(adapter, tmp_path / "whole", kv) as cache:
         decode(adapter, cache, FIRST)
         expected = decode(adapter, cache, SECOND)
-        splits = cache.counts.splits
     with begun(adapter, tmp_path / "persisted", kv) as cache:
         decode(adapter, cache, FIRST)
-        before = cache.counts.splits
         persist(cache, tmp_path / "persisted", [*IDS, *FIRST], adapter.fingerprint.digest)
     cache, tokens = resume(adapter, tmp_path / "persisted", KV.resident_bytes)
     with cache:
         assert tokens == [*IDS, *FIRST]
         got = decode(adapter, cache, SECOND)
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-        assert before + cache.counts.splits == splits
-        assert (splits > before) == (strategy == "dynakv")
 
 
 @pytest.fixture(scope="module")
@@ -146,29 +138,20 @@ def test_a_killed_process_leaves_nothing_that_can_be_resumed(adapter, tmp_path):
         resume(adapter, tmp_path, KV.resident_bytes)
 
 
-@pytest.mark.parametrize("name", ["clusters.pages", "centroids.pages"])
-def test_a_file_that_was_cut_short_is_rejected(adapter, tmp_path, name):
+def test_a_file_that_was_cut_short_is_rejected(adapter, tmp_path):
     with begun(adapter, tmp_path) as cache:
         persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
-    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 512)
+    os.truncate(tmp_path / "clusters.pages", (tmp_path / "clusters.pages").stat().st_size - 512)
     with pytest.raises(StoreError, match="cut short"):
         resume(adapter, tmp_path, KV.resident_bytes)
 
 
 def test_a_flipped_bit_in_a_cluster_is_detected_on_reading(adapter, tmp_path):
-    kv = replace(KV, kv_budget=1.0, strategy="outline", resident_bytes=None)
+    kv = replace(KV, kv_budget=1.0, resident_bytes=None)
     with begun(adapter, tmp_path, kv) as cache:
         persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
     flip(tmp_path / "clusters.pages", 40)
     with pytest.raises(StoreError, match="not what was written"):
-        resume_and_decode(adapter, tmp_path)
-
-
-def test_a_flipped_bit_in_the_centroids_is_detected_before_clusters_are_selected(adapter, tmp_path):
-    with begun(adapter, tmp_path) as cache:
-        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
-    flip(tmp_path / "centroids.pages", 40)
-    with pytest.raises(StoreError, match="centroids of layer 0 were read and are not what was written"):
         resume_and_decode(adapter, tmp_path)
 
 
@@ -186,29 +169,71 @@ def test_a_damaged_index_is_rejected(adapter, tmp_path):
         resume(adapter, tmp_path, KV.resident_bytes)
 
 
-def earlier(folder, layout: str) -> None:
-    """Rewrite an index as the version did that had settings for what is a strategy's choice now."""
+def rewritten(folder, change) -> None:
+    """Change the facts and the tensors of an index."""
     content = (folder / "index").read_bytes()[8:]
     length = int.from_bytes(content[:8], "little")
     facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
-    facts["format"] = 4
-    facts["settings"]["clusters"] |= {"split": "delayed", "local_entries": 128}
-    facts["settings"]["flash"] |= {"order": "together", "layout": layout}
-    facts["settings"]["residency"] = {"replacement": "lru", "prefetch": 0, "representatives": "resident"}
-    content = save(load(content), {"facts": json.dumps(facts)})
+    tensors = load(content)
+    change(facts, tensors)
+    content = save(tensors, {"facts": json.dumps(facts)})
     (folder / "index").write_bytes(xxhash.xxh3_64_digest(content) + content)
 
 
-def test_a_text_of_an_earlier_version_resumes(adapter, tmp_path):
+def format_6(facts, tensors) -> None:
+    """As the version wrote it whose tables had variances, and whose settings those of other strategies."""
+    facts["format"] = 6
+    facts["settings"]["clusters"] |= {"spread": 1.5, "candidates": None, "buffer_entries": 16}
+    facts["bytes"].append(0)
+    facts["centroids"] = [[0, 0, 0, 0] for _ in facts["layers"]]
+    for name in [name for name in tensors if name.endswith("table.full")]:
+        layer = name.split(".")[0]
+        tensors[f"{layer}.table.flagged"] = tensors.pop(name)
+        tensors[f"{layer}.table.variances"] = torch.zeros(tensors[f"{layer}.table.sizes"].shape)
+
+
+def test_a_text_of_the_version_before_resumes(adapter, tmp_path):
+    with begun(adapter, tmp_path / "whole") as cache:
+        decode(adapter, cache, FIRST)
+        expected = decode(adapter, cache, SECOND)
+    with begun(adapter, tmp_path / "kept") as cache:
+        decode(adapter, cache, FIRST)
+        persist(cache, tmp_path / "kept", [*IDS, *FIRST], adapter.fingerprint.digest)
+    rewritten(tmp_path / "kept", format_6)
+    (tmp_path / "kept" / "centroids.pages").touch()
+    cache, tokens = resume(adapter, tmp_path / "kept", KV.resident_bytes)
+    with cache:
+        assert (tokens, cache.settings) == ([*IDS, *FIRST], KV)
+        got = decode(adapter, cache, SECOND)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert not (tmp_path / "kept" / "centroids.pages").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda facts, tensors: facts.update(format=5), "was written in format 5; this version reads 6 to 7"),
+        (lambda facts, tensors: facts["settings"].update(strategy="dynakv"), "made by strategy 'dynakv'"),
+        (
+            lambda facts, tensors: facts["settings"]["flash"].update(layout="packed"),
+            "in a layout that there is no more; start again",
+        ),
+    ],
+)
+def test_a_text_that_this_version_cannot_go_on_with_is_rejected(adapter, tmp_path, change, message):
     with begun(adapter, tmp_path) as cache:
         persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
-    earlier(tmp_path, "packed")
-    with pytest.raises(StoreError, match="in a layout that there is no more; start again"):
+    rewritten(tmp_path, change)
+    with pytest.raises(StoreError, match=message):
         resume(adapter, tmp_path, KV.resident_bytes)
-    earlier(tmp_path, "dual-head")
-    resumed, tokens = resume(adapter, tmp_path, KV.resident_bytes)
-    with resumed:
-        assert (tokens, resumed.settings) == (IDS, KV)
+
+
+def test_a_text_of_another_strategy_is_not_kept(adapter, tmp_path):
+    with (
+        begun(adapter, tmp_path, replace(KV, strategy="static")) as cache,
+        pytest.raises(InvalidRequest, match="a text of strategy 'static' cannot be kept"),
+    ):
+        persist(cache, tmp_path, IDS, adapter.fingerprint.digest)
 
 
 def test_another_model_is_rejected(adapter, tmp_path):

@@ -25,7 +25,7 @@ def test_removing_a_document_deletes_the_conversations_that_have_read_it(tiny, t
     with tiny_kb.open_tiny(tmp_path / "home", kv_budget=1.0) as base:
         base.add(*notes)
         both = began(base)
-        assert {"said.json", "index", "clusters.pages", "centroids.pages"} <= kept(base)
+        assert {"said.json", "index", "clusters.pages"} <= kept(base)
         base.remove(notes[0])
         assert kept(base) == {"lock", "said.json"}
         assert "starts over" not in caplog.text

@@ -159,9 +159,8 @@ LAYERS, RESIDENT_BYTES = 16, 200_000
 WIDTHS = {8, 64, 512}
 
 
-@pytest.mark.parametrize("strategy", ["outline", "dynakv"])
 def test_the_whole_prompt_is_never_in_memory(
-    store: kvweave.ChunkStore, monkeypatch: pytest.MonkeyPatch, strategy: str
+    store: kvweave.ChunkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Count all live KV bytes, except mapped files, while layers are placed, recomputed and clustered."""
     adapter = deep_adapter()
@@ -177,7 +176,7 @@ def test_the_whole_prompt_is_never_in_memory(
         kvweave.prefill(adapter, store, prompt, **chosen)
     assert kv_cache_peak() > LAYERS * layer_bytes
     with peak_bytes(monkeypatch) as peak:
-        kv = kvweave.OffloadSettings(1.0, RESIDENT_BYTES, strategy, **SMALL)
+        kv = kvweave.OffloadSettings(1.0, RESIDENT_BYTES, **SMALL)
         result = kvweave.prefill(adapter, store, prompt, kv=kv, **chosen)
     assert result.plan.reused_tokens > tokens / 2
     held = offloaded_cache_of(result.kv_cache)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.retriever import SinkAttention
@@ -25,14 +24,9 @@ GROUP = 2  # query heads per KV head
 
 def settings(**changes) -> OffloadSettings:
     """Small clusters on small pages, so that little data runs through all of the code."""
-    clusters = ClusterSettings(
-        **{
-            "mean_entries": 8,
-            "max_entries": 16,
-            "buffer_entries": 4,
-            **changes.pop("clusters", {}),
-        }
-    )
+    clusters = changes.pop("clusters", {})
+    if isinstance(clusters, dict):
+        clusters = ClusterSettings(**{"mean_entries": 8, "max_entries": 16, **clusters})
     disk = DiskSettings(**{"page_bytes": 256, **changes.pop("disk", {})})
     return OffloadSettings(**{"window": 8, "clusters": clusters, "disk": disk, **changes})
 
@@ -121,7 +115,7 @@ def stored(cache: OffloadedCache, layer: int = 0) -> list[Counter]:
         marks = Counter()
         for _, values, _ in recent.segments():
             marks.update(values[head, :, 0].int().tolist())
-        if isinstance(retriever, CentroidClusters):
+        if hasattr(retriever, "buffer"):
             buffered = retriever.buffer.entries[head, : retriever.buffer.count[head]]
             marks.update(store.entry_format.decode(buffered)[1][:, 0].int().tolist())
         for cluster in range(int(retriever.table.count[head])):
@@ -161,9 +155,7 @@ def _retriever(strategy: str):
         return cache.layers[0].retriever
 
 
-STRATEGIES = {
-    name: _retriever(name) for name in ("outline", "dynakv", *sorted(plugins("kvweave.strategies")))
-}
+STRATEGIES = {name: _retriever(name) for name in ("outline", *sorted(plugins("kvweave.strategies")))}
 """A retriever of every strategy by its name, kvweave's own first."""
 CLUSTERED = [name for name, own in STRATEGIES.items() if isinstance(own, ClusterRetriever)]
 RETRIEVING = [name for name in STRATEGIES if name in (*CLUSTERED, "entries")]

@@ -17,7 +17,7 @@ KV = OffloadSettings(
     kv_budget=0.5,
     resident_bytes=120_000,
     window=8,
-    clusters=ClusterSettings(mean_entries=8, max_entries=16, buffer_entries=4),
+    clusters=ClusterSettings(mean_entries=8, max_entries=16),
     disk=DiskSettings(page_bytes=512),
 )
 

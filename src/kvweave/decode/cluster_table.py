@@ -1,6 +1,6 @@
-"""What is known of each cluster of a layer, small enough to stay in memory: size, variance, place on disk.
+"""What is known of each cluster of a layer, small enough to stay in memory: size, checksum, place on disk.
 
-Rows are KV heads, columns clusters in the order of their creation. Variances are updated incrementally (DynaKV §4.2).
+Rows are KV heads, columns clusters in the order of their creation.
 Tensor letters: G KV heads, C capacity for clusters. Knows nothing of keys, files or budgets.
 """
 
@@ -15,6 +15,7 @@ ClusterKeys = Sequence[ClusterKey] | NDArray[np.int64]
 """Several clusters; as an array (n, 3)."""
 
 _MIN_GROWTH = 64
+_COLUMNS = ("sizes", "full", "checksums", "homes")
 
 
 class ClusterTable:
@@ -22,9 +23,8 @@ class ClusterTable:
 
     Attributes:
         count: clusters of each head, (G,).
-        sizes: entries, without buffered ones.
-        variances: mean squared distance of the keys to their centroid.
-        flagged: whether the cluster takes no more entries, or waits to be split.
+        sizes: entries on the disk.
+        full: whether the cluster takes no more entries.
         checksums: sum of the entries' words modulo 2⁶⁴, signed.
         homes: number of the cluster's first home on disk, see `disk.layout`.
         extra_homes: further homes of clusters that outgrew the first, by head and cluster.
@@ -34,8 +34,7 @@ class ClusterTable:
         self.heads = heads
         self.count: NDArray[np.int64] = np.zeros(heads, np.int64)
         self.sizes: NDArray[np.int64] = np.zeros((heads, 0), np.int64)
-        self.variances: NDArray[np.float64] = np.zeros((heads, 0), np.float64)
-        self.flagged: NDArray[np.bool_] = np.zeros((heads, 0), np.bool_)
+        self.full: NDArray[np.bool_] = np.zeros((heads, 0), np.bool_)
         self.checksums: NDArray[np.int64] = np.zeros((heads, 0), np.int64)
         self.homes: NDArray[np.int64] = np.zeros((heads, 0), np.int64)
         self.extra_homes: dict[tuple[int, int], list[int]] = {}
@@ -48,28 +47,15 @@ class ClusterTable:
         self.homes[head, number] = home
         return number
 
-    def set_statistics(self, head: int, cluster: int, size: int, variance: float) -> None:
-        """Set size and variance of a new or rewritten cluster, and clear its flag."""
-        self.sizes[head, cluster] = size
-        self.variances[head, cluster] = variance
-        self.flagged[head, cluster] = False
-
     def homes_of(self, head: int, cluster: int) -> list[int]:
         return [int(self.homes[head, cluster]), *self.extra_homes.get((head, cluster), ())]
-
-    def variance_with(self, head: int, cluster: int, squared_distance: float) -> float:
-        """Return the variance of a cluster with one more key at this squared distance from its centroid."""
-        size = int(self.sizes[head, cluster])
-        grown = size * self.variances[head, cluster] + size / (size + 1) * squared_distance
-        return float(grown / (size + 1))
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         """Return copies of the arrays, for `restore`; extra homes as rows (head, cluster, home)."""
         extra = [
             (head, cluster, home) for (head, cluster), homes in self.extra_homes.items() for home in homes
         ]
-        names = ("count", "sizes", "variances", "flagged", "checksums", "homes")
-        return {name: getattr(self, name).copy() for name in names} | {
+        return {name: getattr(self, name).copy() for name in ("count", *_COLUMNS)} | {
             "more": np.array(extra, np.int64).reshape(-1, 3)
         }
 
@@ -82,7 +68,7 @@ class ClusterTable:
 
     def _widen(self) -> None:
         more = max(_MIN_GROWTH, self.sizes.shape[1])
-        for name in ("sizes", "variances", "flagged", "checksums", "homes"):
+        for name in _COLUMNS:
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros((self.heads, more), array.dtype)], axis=1))
 

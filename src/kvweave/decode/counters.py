@@ -21,14 +21,10 @@ class DecodeCounts:
         hits: those found in memory because an earlier step had requested them.
         hits_ahead: those found in memory because they had been prefetched, or were being read.
         prefetched, prefetch_unused: clusters prefetched, and those evicted without being used.
-        pages_read, bytes_read, reads: from disk, centroids and index scans included.
+        pages_read, bytes_read, reads: from disk, those of indexes included.
         cluster_reads, entries_read: reads of clusters alone, and the useful entries that they returned.
-        split_bytes_read: read for splits alone.
         pages_written, bytes_written, writes: to disk.
         partial_pages: pages written before they were full.
-        moved_bytes: rewritten at another place: the half that leaves a split cluster and, in a packed layout, all pages
-            after a cluster that grows.
-        splits, forced_splits: all splits, and those because a buffer was full.
         resident_bytes, peak_resident_bytes: KV in memory now, and the most at any time.
     """
 
@@ -44,14 +40,10 @@ class DecodeCounts:
     reads: int = 0
     cluster_reads: int = 0
     entries_read: int = 0
-    split_bytes_read: int = 0
     pages_written: int = 0
     bytes_written: int = 0
     writes: int = 0
     partial_pages: int = 0
-    moved_bytes: int = 0
-    splits: int = 0
-    forced_splits: int = 0
     resident_bytes: int = 0
     peak_resident_bytes: int = 0
 

@@ -37,7 +37,7 @@ def offload(
     token_ids: Sequence[int],
     settings: OffloadSettings,
     question_tokens: int = 1,
-    files: tuple[Path, Path] | None = None,
+    path: Path | None = None,
 ) -> OffloadedCache:
     """Move a fused cache that holds the whole prompt to disk; `kv_cache` cannot be used afterwards.
 
@@ -47,20 +47,20 @@ def offload(
     Raises as `PromptOffloader`, and InvalidRequest for a cache whose rows attend in a way of their own (APE).
     """
     first = kv_cache.length - min(question_tokens, MAX_QUERY_ROWS)
-    return _compute(adapter, kv_cache, token_ids, first, settings, files)[0]
+    return _compute(adapter, kv_cache, token_ids, first, settings, path)[0]
 
 
 def prefill_offloaded(
     adapter: Adapter,
     token_ids: Sequence[int],
     settings: OffloadSettings,
-    files: tuple[Path, Path] | None = None,
+    path: Path | None = None,
 ) -> tuple[OffloadedCache, Tensor]:
     """Compute a text in one pass with plain causal attention; return its cache and the last logits (1, vocab).
 
     The caller closes the cache. Raises as `PromptOffloader`.
     """
-    return _compute(adapter, adapter.new_cache(len(token_ids)), token_ids, 0, settings, files)
+    return _compute(adapter, adapter.new_cache(len(token_ids)), token_ids, 0, settings, path)
 
 
 def offloaded_cache_of(kv_cache: FusedCache) -> OffloadedCache | None:
@@ -74,10 +74,10 @@ def _compute(
     token_ids: Sequence[int],
     first: int,
     settings: OffloadSettings,
-    files: tuple[Path, Path] | None,
+    path: Path | None,
 ) -> tuple[OffloadedCache, Tensor]:
     """Offload the layers in a pass over the rows from `first` on; return the cache and the last logits (1, vocab)."""
-    offloader = PromptOffloader(adapter.geometry, settings, files)
+    offloader = PromptOffloader(adapter.geometry, settings, path)
     try:
         kv_cache.stream_to(offloader)
         plan = adapter.rows(torch.arange(first, kv_cache.length))
@@ -93,17 +93,15 @@ def _compute(
 class PromptOffloader:
     """Writes a prompt's layers to an offloaded cache; a `LayerSink`. The caller closes `cache`.
 
-    The queries of the pass's last rows decide which clusters become neighbours on disk. `files` are the paths of the KV
+    The queries of the pass's last rows decide which clusters become neighbours on disk. `path` is that of the KV's file
     if it is to be persisted, see `persistence`.
 
     Raises InvalidRequest if `resident_bytes` is too small, StoreError and StoreFull for the disk.
     """
 
-    def __init__(
-        self, geometry: Geometry, settings: OffloadSettings, files: tuple[Path, Path] | None = None
-    ) -> None:
+    def __init__(self, geometry: Geometry, settings: OffloadSettings, path: Path | None = None) -> None:
         self.settings = settings
-        self._geometry, self._files = geometry, files
+        self._geometry, self._path = geometry, path
         self._cache: OffloadedCache | None = None
         self._written_layers = 0
         self._current: tuple[int, Tensor, int | None] | None = None  # layer, last queries, sliding window
@@ -129,7 +127,7 @@ class PromptOffloader:
                 positions.numel(),
                 positions.numel() * self._geometry.token_bytes / 1e6,
             )
-        self._cache = OffloadedCache(self._geometry, self.settings, positions, self._files)
+        self._cache = OffloadedCache(self._geometry, self.settings, positions, self._path)
         self._written_layers, self._current = 0, None
 
     def on_layer(self, queries: LayerQueries) -> None:

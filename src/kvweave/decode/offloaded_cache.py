@@ -5,7 +5,7 @@ Its KV in memory stays within `resident_bytes`: windows, buffers and the index o
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.adaptive import AdaptiveClusters
 from kvweave.decode.clusters.whole import outlined_or_whole
-from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.centroids import SPARE_COLUMNS
 from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.retriever import CacheHooks, SinkAttention, token_budget
 from kvweave.decode.settings import OffloadSettings
@@ -32,29 +29,27 @@ from kvweave.plugins import more_in_lab, plugins
 _BLOCK_ROWS = 256  # rows of a turn that share what is retrieved
 
 
-_STRATEGIES: Mapping[str, Strategy] = {
-    "outline": Strategy(outlined_or_whole),
-    "dynakv": Strategy(AdaptiveClusters),
-}
+OUTLINE = "outline"
+"""The name of kvweave's own strategy."""
 
 
 def strategy_named(name: str) -> Strategy:
-    """Return a strategy, of this package or one that others add through `kvweave.strategies`; raise InvalidRequest."""
-    if name in _STRATEGIES:
-        return _STRATEGIES[name]
+    """Return kvweave's strategy, or one that another package adds through `kvweave.strategies`; raise InvalidRequest."""
+    if name == OUTLINE:
+        return Strategy(outlined_or_whole)
     others = plugins("kvweave.strategies")
     if name not in others:
-        more, known = more_in_lab("kvweave.strategies"), ", ".join((*_STRATEGIES, *sorted(others)))
+        more, known = more_in_lab("kvweave.strategies"), ", ".join((OUTLINE, *sorted(others)))
         raise InvalidRequest(f"there is no decoding strategy {name!r}; choose one of {known}{more}")
     strategy: Strategy = others[name].load()
     return strategy
 
 
 class OffloadedCache(AppendableCache):
-    """KV of one text, on disk and in memory. Close it: its files have no name and are deleted with it.
+    """KV of one text, on disk and in memory. Close it: its file has no name and is deleted with it.
 
     `positions` are the rotary positions (N,) of the prompt it will be filled with, empty for a text that starts with its first
-    pass; `files` the paths of its two files, for a text that outlives the process.
+    pass; `path` is that of its file, for a text that outlives the process.
 
     Raises:
         InvalidRequest: the settings are invalid.
@@ -66,19 +61,19 @@ class OffloadedCache(AppendableCache):
         geometry: Geometry,
         settings: OffloadSettings,
         positions: Tensor | None = None,
-        files: tuple[Path, Path] | None = None,
+        path: Path | None = None,
     ) -> None:
         self.settings = settings
         self.geometry = geometry
-        self.counts = DecodeCounts()
         self._failure: str | None = None  # a message: a traceback would keep this cache alive
         self._on_next_change: Callable[[], None] | None = None
         strategy = strategy_named(settings.strategy)
         # For callbacks: with cycles, frames would outlive the last reference to the cache.
         weak = cast(OffloadedCache, weakref.proxy(self))
         self.shared = build_shared_state(
-            geometry, settings, strategy, self.counts, files, lambda: weak.limit.reclaim_frames()
+            geometry, settings, strategy, path, lambda: weak.limit.reclaim_frames()
         )
+        self.counts = self.shared.counts
         try:
             self.limit = MemoryLimit(self.shared, geometry.layers, geometry.kv_heads)
             hooks = [
@@ -111,14 +106,15 @@ class OffloadedCache(AppendableCache):
     ) -> None:
         """Store one layer of a prompt, keys and values (G, N, D); see `OffloadedLayer.fill`. Raises as `attend`."""
         with self._usable():
+            self.limit.layers_begun = max(self.limit.layers_begun, layer + 1)
             self.layers[layer].fill(keys, values, queries, sliding_window)
             self._check_room(layer)
 
     def before_layer(self, layer: int) -> None:
-        """Start reading the layer's centroids while the model projects its query."""
+        """Start reading what the layer selects by while the model projects its query."""
         with self._usable():
             if self.layers[layer].sliding_window is None:
-                self.layers[layer].retriever.prefetch_centroids()
+                self.layers[layer].retriever.prefetch_index()
 
     def attend(self, call: AttentionCall, rows: Tensor) -> Tensor:
         """Return one layer's attention output (1, H, T, D) for new rows (T,) that its update has appended.
@@ -176,9 +172,6 @@ class OffloadedCache(AppendableCache):
         with self._usable():
             resident = self.shared.store.resident_state()
             self.shared.store.flush()
-            for layer in range(len(self.layers)):
-                self.shared.centroids.release(layer, write=True)
-            self.shared.centroids.sync()
         return resident
 
     def measure(self, *layers: int) -> None:
@@ -188,10 +181,10 @@ class OffloadedCache(AppendableCache):
             self.limit.layer_bytes[index] = layer.recent.resident_bytes + layer.retriever.resident_bytes
 
     def close(self) -> None:
-        """Wait for reads in flight and close the files; closing twice is fine. The cache is unusable afterwards."""
+        """Wait for reads in flight and close the file; closing twice is fine. The cache is unusable afterwards."""
         self._failure = self._failure or "it was closed"
         self.shared.store.close()
-        self.shared.centroids.close()
+        self.shared.index.close()
 
     def __enter__(self) -> "OffloadedCache":
         return self
@@ -228,8 +221,12 @@ class OffloadedCache(AppendableCache):
         self.measure(*layers)
         self.limit.enforce()
         self.limit.reclaim_frames()
-        if not all(isinstance(layer.retriever, SinkAttention) for layer in self.layers):
-            self.limit.check_room()
+        retrievers = [layer.retriever for layer in self.layers]
+        if not all(isinstance(retriever, SinkAttention) for retriever in retrievers):
+            # One layer grows after another, and holds what it had until it is copied.
+            largest = max(retriever.resident_bytes for retriever in retrievers)
+            growth_bytes = sum(retriever.growth_bytes for retriever in retrievers)
+            self.limit.check_room(growth_bytes + largest * bool(growth_bytes))
 
     def _reserve_memory(self, layer: int, more_bytes: int) -> None:
         """Make room for `more_bytes` that a layer is about to allocate."""
@@ -265,14 +262,19 @@ class OffloadedPlan(RowPlan):
 class MemoryLimit:
     """Accounts for the memory of a cache of `kv_heads` heads per layer, and enforces its limit, if it has one.
 
-    When windows, buffers and centroids grow, frames are withdrawn from the page cache; when they shrink, frames are restored.
+    When windows, buffers and indexes grow, frames are withdrawn from the page cache; when they shrink, frames are restored.
+
+    Attributes:
+        layer_bytes: of each layer, without frames and the shared index.
+        layers_begun: how many layers have been filled, or are being filled.
     """
 
     def __init__(self, shared: SharedState, layers: int, kv_heads: int) -> None:
         self._shared = shared
         self._limit = shared.settings.resident_bytes
         self._frames = shared.store.page_cache.frames
-        self.layer_bytes = [0] * layers  # of each layer, without frames and centroids
+        self.layer_bytes = [0] * layers
+        self.layers_begun = 0
         self._kv_heads = kv_heads
         self._reserved_bytes = 0
 
@@ -286,7 +288,7 @@ class MemoryLimit:
         return self._limit is None or self.bytes_without_frames() + more_bytes <= self._limit
 
     def enforce(self, more_bytes: int = 0) -> None:
-        """Withdraw the frames that windows and centroids need, with `more_bytes` that are about to be allocated.
+        """Withdraw the frames that windows and indexes need, with `more_bytes` that are about to be allocated.
 
         Raises InvalidRequest if there are not enough frames.
         """
@@ -297,9 +299,11 @@ class MemoryLimit:
         other_bytes = self.bytes_without_frames() + more_bytes
         allowed = (self._limit - other_bytes) // self._frames.page_bytes
         if allowed < 0:
+            layers, begun = len(self.layer_bytes), self.layers_begun or len(self.layer_bytes)
+            others = (sum(self.layer_bytes) + more_bytes) * (layers - begun) // begun
             raise InvalidRequest(
-                f"resident_bytes is {self._limit}; windows, buffers and the index of clusters alone take {other_bytes}: allow "
-                f"{other_bytes - self._limit} bytes more, and some for clusters"
+                f"resident_bytes is {self._limit}; windows, buffers and the index of clusters alone take about "
+                f"{other_bytes + others}: allow {other_bytes + others - self._limit} bytes more, and some for clusters"
             )
         surplus = self._frames.count - allowed
         if surplus > 0:
@@ -307,35 +311,30 @@ class MemoryLimit:
             self._frames.withdraw(surplus)
 
     def reclaim_frames(self) -> None:
-        """Restore withdrawn frames that windows and centroids no longer need."""
+        """Restore withdrawn frames that windows and indexes no longer need."""
         if self._limit is None or not self._frames.withdrawn:
             return
         free_bytes = self._limit - self.bytes_without_frames() - self._reserved_bytes
         unused = free_bytes // self._frames.page_bytes - self._frames.count
         self._frames.restore(max(0, min(unused, self._frames.withdrawn)))
 
-    def check_room(self) -> None:
-        """Raise InvalidRequest if the limit leaves too few frames for the steps that follow."""
-        growth_bytes = self._shared.centroids.growth_bytes
-        layers = range(len(self.layer_bytes))
-        self._shared.store.check_room(max(growth_bytes(layer, SPARE_COLUMNS + 1, 2) for layer in layers))
+    def check_room(self, growth_bytes: int) -> None:
+        """Raise InvalidRequest if the limit leaves too few frames for steps in which layers grow by so much."""
+        if self._limit is not None:
+            self._shared.store.check_room(growth_bytes + self._shared.index.growth_bytes)
 
     def bytes_without_frames(self) -> int:
         """Return the resident bytes of everything but page frames."""
         shared = self._shared
         return (
             sum(self.layer_bytes)
-            + shared.centroids.resident_bytes
+            + shared.index.resident_bytes
             + shared.store.pages.buffer_bytes
             + self.workspace_bytes
         )
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory that attention to a portion of clusters takes, and the copies that a split works on."""
-        entry_format = self._shared.store.entry_format
+        """Memory that attention to a portion of clusters takes."""
         portion_pages = self._shared.portion_pages * self._kv_heads
-        numbers = 2 * entry_format.page_entries * entry_format.width
-        max_pages = entry_format.page_count(self._shared.settings.clusters.max_entries)
-        split_bytes = max_pages * (entry_format.page_bytes + 4 * numbers)
-        return portion_pages * entry_format.workspace_bytes + split_bytes
+        return portion_pages * self._shared.store.entry_format.workspace_bytes

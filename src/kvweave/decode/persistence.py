@@ -1,8 +1,8 @@
 """Persists the KV of a text beyond the process: writes what is in memory to its folder, and reads it back.
 
-A folder holds `clusters.pages`, `centroids.pages` and, only while no process decodes on them, `index`. `resume` deletes
-the index before anything changes. A killed process therefore leaves no index, and the text is computed again from its
-tokens. Everything is checked: the index as a whole, clusters and centroids when they are read.
+A folder holds `clusters.pages` and, only while no process decodes on it, `index`. `resume` deletes the index before
+anything changes. A killed process therefore leaves no index, and the text is computed again from its tokens. Everything is
+checked: the index as a whole, clusters when they are read.
 
 The index is 8 bytes XXH3-64 of all that follows, then an ordinary safetensors file whose metadata has one JSON text.
 """
@@ -22,39 +22,42 @@ from torch import Tensor
 
 from kvweave.decode.clusters.retrieval import ClusterRetriever, with_prefix
 from kvweave.decode.layer import OffloadedLayer
-from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.offloaded_cache import OUTLINE, OffloadedCache
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
 from kvweave.errors import InvalidRequest, StoreError, StoreFull
 from kvweave.files import write_atomically
 from kvweave.models.adapter import Adapter
 
-FORMAT = 6
-_READ = (4, 5, FORMAT)  # texts of format 4 have no centres, and none before 6 has outlines
-_INDEX = "index"
+FORMAT = 7
+_READ = (6, FORMAT)  # before 6, clusters were known by their centroids, in a file of their own
+_INDEX, _CLUSTERS, _CENTROIDS = "index", "clusters.pages", "centroids.pages"
 _PARTS: Final = {"clusters": ClusterSettings, "disk": DiskSettings}
 _STORED_NAMES = {"disk": "flash"}  # settings that have another name in the index
 
 
-def reset_files(folder: Path) -> tuple[Path, Path]:
-    """Delete what is persisted in `folder`; return the paths of a new text's files, for `offload`."""
+def reset_file(folder: Path) -> Path:
+    """Delete what is persisted in `folder`; return the path of a new text's file, for `offload`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder / _INDEX, *_files(folder)):
-        path.unlink(missing_ok=True)  # else the end of a longer text's KV would stay after a shorter one's
-    return _files(folder)
+    for name in (_INDEX, _CLUSTERS, _CENTROIDS):
+        (folder / name).unlink(
+            missing_ok=True
+        )  # else the end of a longer text's KV would stay after a shorter one's
+    return folder / _CLUSTERS
 
 
 def persist(cache: OffloadedCache, folder: Path, token_ids: Sequence[int], model_digest: str) -> None:
     """Write what `resume` needs. The cache may be closed afterwards, or continued: the next pass deletes the index.
 
-    `token_ids` are all tokens in the cache, whose files must be in `folder`.
+    `token_ids` are all tokens in the cache, whose file must be in `folder`.
 
     Raises:
         StoreFull, StoreError: the disk failed; no index is left.
-        InvalidRequest: the strategy has no clusters, or the number of tokens is wrong.
+        InvalidRequest: the strategy is none of kvweave, or the number of tokens is wrong.
     """
-    retrievers = [layer.retriever for layer in cache.layers if layer.sliding_window is None]
-    if not all(isinstance(retriever, ClusterRetriever) for retriever in retrievers):
-        raise InvalidRequest(f"strategy {cache.settings.strategy!r} keeps no clusters that could be resumed")
+    if cache.settings.strategy != OUTLINE:
+        raise InvalidRequest(
+            f"a text of strategy {cache.settings.strategy!r} cannot be kept; decode it with {OUTLINE!r}"
+        )
     if len(token_ids) != cache.get_seq_length():
         raise InvalidRequest(
             f"{len(token_ids)} tokens were given for KV of {cache.get_seq_length()}; they must be those it was made of"
@@ -90,24 +93,24 @@ def resume(
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     facts = json.loads(header["__metadata__"]["facts"])
     _check(facts, adapter, folder)
+    if facts["format"] == 6:
+        tensors = {name.replace("table.flagged", "table.full"): own for name, own in tensors.items()}
+        tensors = {name: own for name, own in tensors.items() if not name.endswith("table.variances")}
     token_ids: list[int] = tensors["token_ids"].tolist()
     if expected is not None and token_ids != list(expected):
         raise StoreError(
             f"{folder} holds another text of {len(token_ids)} tokens; start again from the tokens"
         )
     settings = replace(_settings(facts["settings"], folder), resident_bytes=resident_bytes)
-    cache = OffloadedCache(adapter.geometry, settings, tensors["positions"], _files(folder))
+    cache = OffloadedCache(adapter.geometry, settings, tensors["positions"], folder / _CLUSTERS)
     try:
         _restore(cache, facts, tensors)
         (folder / _INDEX).unlink()
+        (folder / _CENTROIDS).unlink(missing_ok=True)
     except BaseException:
         cache.close()
         raise
     return cache, token_ids
-
-
-def _files(folder: Path) -> tuple[Path, Path]:
-    return folder / "clusters.pages", folder / "centroids.pages"
 
 
 # Writing
@@ -121,17 +124,16 @@ def _facts(
     return {
         "format": FORMAT,
         "model": model_digest,
-        "settings": _stored_settings(cache.settings),
+        "settings": _stored_settings(replace(cache.settings, clusters=cache.shared.clusters)),
         "layers": [[layer.recent.seq_length, layer.sliding_window] for layer in cache.layers],
         "chosen": [
             [own.tolist() for own in getattr(layer.retriever, "selected", ())] for layer in cache.layers
         ],
-        "centroids": cache.shared.centroids.state(),
         "places": store.pages.layout.state(),
         "resident": resident,
         "row": store.page_cache.row,
         "frames": store.page_cache.frames.count,
-        "bytes": [path.stat().st_size for path in _files(folder)],
+        "bytes": [(folder / _CLUSTERS).stat().st_size],
     }
 
 
@@ -175,12 +177,17 @@ def _check(facts: dict[str, Any], adapter: Adapter, folder: Path) -> None:
         raise StoreError(
             f"{folder} was made with another model than {adapter.fingerprint.name}; use that model, or start again"
         )
-    for path, length in zip(_files(folder), facts["bytes"], strict=True):
-        found = path.stat().st_size if path.exists() else 0
-        if found < length:
-            raise StoreError(
-                f"{path} has {found} of {length} bytes: it was cut short; start again from the tokens"
-            )
+    strategy = facts["settings"]["strategy"]
+    if strategy != OUTLINE:
+        raise StoreError(
+            f"{folder} was made by strategy {strategy!r}, which keeps no text; start again from the tokens"
+        )
+    path, (length, *_) = folder / _CLUSTERS, facts["bytes"]
+    found = path.stat().st_size if path.exists() else 0
+    if found < length:
+        raise StoreError(
+            f"{path} has {found} of {length} bytes: it was cut short; start again from the tokens"
+        )
 
 
 def _settings(stored: dict[str, Any], folder: Path) -> OffloadSettings:
@@ -201,11 +208,10 @@ def _known(kind: type, stored: dict[str, Any]) -> dict[str, Any]:
 def _restore(cache: OffloadedCache, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     store, page_cache = cache.shared.store, cache.shared.store.page_cache
     store.pages.layout.restore(facts["places"])
-    cache.shared.centroids.restore(facts["centroids"])
     for index in range(len(cache.layers)):
         _restore_layer(cache, index, facts, tensors)
     if cache.settings.resident_bytes == facts["settings"]["resident_bytes"]:
-        # Frames that windows and centroids took at their largest.
+        # Frames that windows and indexes took at their largest.
         page_cache.frames.withdraw(max(0, page_cache.frames.count - facts["frames"]))
     cache.measure(*range(len(cache.layers)))
     cache.limit.enforce()

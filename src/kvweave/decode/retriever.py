@@ -18,12 +18,11 @@ from kvweave.ops.partial_attention import PartialAttention
 class TokenBudget:
     """Entries per layer and KV head that one step may attend to.
 
-    `total` is the limit. `window` and `buffer` are the most that may be held there; what they leave goes to clusters.
+    `total` is the limit, `window` the most that the recent window may hold; what it leaves goes to clusters.
     """
 
     total: int
     window: int
-    buffer: int
 
     def remaining(self, attended: int) -> int:
         """Return how many entries may be retrieved if `attended` ones are attended to already."""
@@ -39,8 +38,7 @@ def token_budget(settings: OffloadSettings, stored: int) -> TokenBudget:
         total = int(settings.kv_budget)
     free = total - settings.sinks
     window = min(settings.window, max(1, free // 2))
-    buffer = min(settings.clusters.buffer_entries, (free - window) // 2)
-    return TokenBudget(total, window, buffer)
+    return TokenBudget(total, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class CacheHooks:
     """What a layer and its retriever call in their cache.
 
     Attributes:
-        reserve_memory: makes room for the bytes by which the layer, its retriever or its centroids are about to grow.
+        reserve_memory: makes room for the bytes by which the layer, its retriever or the shared index is about to grow.
         has_room: whether that many bytes more fit.
         on_reads_done: starts the next layer's reads; called in every pass as soon as this layer needs nothing more from disk.
     """
@@ -63,7 +61,12 @@ class Retriever:
 
     @property
     def resident_bytes(self) -> int:
-        """KV held in memory, without frames and centroids."""
+        """KV held in memory, without frames and the shared index."""
+        return 0
+
+    @property
+    def growth_bytes(self) -> int:
+        """Memory that the retriever will take next in addition, when what it has is full."""
         return 0
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
@@ -76,7 +79,7 @@ class Retriever:
         """Return how many of `count` entries it takes now; the others stay in the window."""
         return count
 
-    def prefetch_centroids(self) -> None:
+    def prefetch_index(self) -> None:
         """Start reading what selection needs; called as the layer's attention begins."""
 
     def prefetch(self) -> None:

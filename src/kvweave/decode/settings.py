@@ -1,6 +1,6 @@
 """Settings of offloaded decoding: `OffloadSettings`, with those of the clusters and of their files.
 
-Docstrings give the paper's value where it names one (DynaKV, arXiv 2511.07427).
+The layout on disk is DynaKV's (arXiv 2511.07427).
 """
 
 import math
@@ -21,26 +21,36 @@ Check = tuple[bool, str]
 """Whether a setting is valid, and the error message if not."""
 
 
+def raise_if_invalid(*checks: Check) -> None:
+    """Raise InvalidRequest with the message of the first check that fails."""
+    for valid, message in checks:
+        if not valid:
+            raise InvalidRequest(message)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """How entries are clustered.
 
     Args:
         mean_entries: target size when many clusters are created at once.
-        max_entries: the largest size. A new entry of a full cluster begins another one; `dynakv` splits the cluster (§4).
-        spread: of `dynakv`: c in τ = c · mean; a cluster may vary up to c times the mean variance of its head's first clusters. The
-            paper leaves c open.
-        candidates: of strategies that know clusters by their centroids: retrieve clusters until they hold this many times the attended entries, then attend to the best of
-            them. 1 attends to whole clusters. None uses the strategy's default.
-        buffer_entries: of `dynakv`: how many new entries of flagged clusters each head buffers until the cluster is in memory
-            (Bmax, the paper's 16).
+        max_entries: the largest size. A new entry of a full cluster begins another one.
+
+    Raises InvalidRequest for invalid values.
     """
 
     mean_entries: int = 16
     max_entries: int = 64
-    spread: float = 1.5
-    candidates: float | None = None
-    buffer_entries: int = 16
+
+    def __post_init__(self) -> None:
+        raise_if_invalid(
+            (
+                1 <= self.mean_entries <= self.max_entries,
+                f"clusters of {self.mean_entries} entries on average and {self.max_entries} at most; the first must be at "
+                "least 1 and not above the second",
+            ),
+            (self.max_entries >= 2, f"max_entries is {self.max_entries}; a cluster holds at least 2"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +78,16 @@ class OffloadSettings:
 
     Args:
         kv_budget: entries that a step attends to, per layer and KV head: up to 1 a share of the stored entries, above 1
-            a number. It includes sinks, the recent window and buffered entries. A pass over several rows attends to its
-            own rows in addition.
+            a number. It includes sinks and the recent window. A pass over several rows attends to its own rows in addition.
         resident_bytes: hard limit of the KV in memory, over all layers: windows, buffers, pages, what is known of clusters, and
             the entries being attended to. None holds all that fits the model's context.
-        strategy: `outline`, `dynakv` (the paper's), or the name of one that a package adds through `kvweave.strategies`.
+        strategy: `outline`, or the name of one that a package adds through `kvweave.strategies`.
         folder: folder of the files while decoding. None is the system's temporary folder, which should not be in memory.
         sinks: first positions of the text, always attended.
         window: latest positions, always attended; fewer where the budget is small.
         storage: how keys and values are stored; "exact" keeps the model's dtype.
-        clusters, disk: how entries are clustered, and how clusters are stored.
+        clusters: how entries are clustered; None takes the strategy's own sizes.
+        disk: how clusters are stored.
 
     Raises InvalidRequest for invalid values.
     """
@@ -89,21 +99,18 @@ class OffloadSettings:
     sinks: int = 4
     window: int = 64
     storage: Storage = "exact"
-    clusters: ClusterSettings = field(default_factory=ClusterSettings)
+    clusters: ClusterSettings | None = None
     disk: DiskSettings = field(default_factory=DiskSettings)
 
     def __post_init__(self) -> None:
-        for valid, message in (
+        raise_if_invalid(
             *_budget_checks(self),
-            *_cluster_checks(self.clusters),
             *_disk_checks(self.disk),
             (
                 self.storage in get_args(Storage),
                 f"storage is {self.storage!r}; it is one of {', '.join(map(repr, get_args(Storage)))}",
             ),
-        ):
-            if not valid:
-                raise InvalidRequest(message)
+        )
 
 
 def _budget_checks(settings: OffloadSettings) -> Iterator[Check]:
@@ -121,24 +128,6 @@ def _budget_checks(settings: OffloadSettings) -> Iterator[Check]:
     yield settings.window >= 1, f"window is {settings.window}; at least the new token itself is attended"
     resident = settings.resident_bytes
     yield resident is None or resident > 0, f"resident_bytes is {resident}; it must be above 0"
-
-
-def _cluster_checks(clusters: ClusterSettings) -> Iterator[Check]:
-    yield (
-        1 <= clusters.mean_entries <= clusters.max_entries,
-        f"clusters of {clusters.mean_entries} entries on average and {clusters.max_entries} at most; the first must be at "
-        "least 1 and not above the second",
-    )
-    yield clusters.max_entries >= 2, f"max_entries is {clusters.max_entries}; a split needs 2"
-    yield (
-        clusters.candidates is None or 1 <= clusters.candidates < math.inf,
-        f"candidates is {clusters.candidates}; retrieved clusters hold at least 1 times the attended entries",
-    )
-    yield (
-        clusters.buffer_entries >= 0,
-        f"buffer_entries is {clusters.buffer_entries}; it cannot be negative",
-    )
-    yield 0 < clusters.spread < math.inf, f"spread is {clusters.spread}; it must be a number above 0"
 
 
 def _disk_checks(disk: DiskSettings) -> Iterator[Check]:

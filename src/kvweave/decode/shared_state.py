@@ -1,18 +1,17 @@
-"""What all layers of an offloaded cache share: cluster store, centroids, counters; and the strategy that names their kinds."""
+"""What all layers of an offloaded cache share: cluster store, counters, perhaps an index; and the strategy that names their kinds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvweave.decode.cluster_table import ClusterTable
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.disk.cluster_pages import ClusterPages
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import DualHeadPools, Layout
 from kvweave.decode.disk.page_file import PageFile
 from kvweave.decode.retriever import CacheHooks, Retriever
-from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.decode.store.cluster_store import ClusterStore
 from kvweave.decode.store.frames import FramePool
 from kvweave.decode.store.page_cache import EvictionPolicy, PageCache, cluster_scores
@@ -24,13 +23,36 @@ _MAX_PORTION_PAGES = 512
 _WORKSPACE_SHARE = 8  # a portion takes at most 1/8 of `resident_bytes`
 
 
+class SharedIndex:
+    """What is known of the clusters of all layers at once; this one knows nothing, since retrievers know their own layer's."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory in use, and memory that is kept free for it."""
+        return 0
+
+    @property
+    def growth_bytes(self) -> int:
+        """Memory that a step may take in addition."""
+        return 0
+
+    def close(self) -> None:
+        """Close its files."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """What all layers share; `portion_pages` limits the pages per head that are attended to at once."""
+    """What all layers share.
+
+    Attributes:
+        clusters: sizes of clusters, the strategy's own if the settings name none.
+        portion_pages: the most pages per head that are attended to at once.
+    """
 
     settings: OffloadSettings
+    clusters: ClusterSettings
     store: ClusterStore
-    centroids: Centroids
+    index: SharedIndex
     counts: DecodeCounts
     portion_pages: int
 
@@ -41,15 +63,22 @@ class Strategy:
 
     Attributes:
         retriever: makes a layer's retriever.
+        clusters: sizes of clusters, unless others are asked for.
         layout: makes the layout on disk, given the pages of the largest cluster.
-        store, centroids: the classes of these.
+        store: the class of the cluster store.
+        index: makes the shared index.
+        counts: makes the counters.
         eviction: which clusters leave memory first.
     """
 
     retriever: Callable[[int, SharedState, CacheHooks], Retriever]
+    clusters: ClusterSettings = field(default_factory=ClusterSettings)
     layout: Callable[[int], Layout] = DualHeadPools
     store: type[ClusterStore] = ClusterStore
-    centroids: type[Centroids] = Centroids
+    index: Callable[[Geometry, OffloadSettings, ClusterStore, DecodeCounts], SharedIndex] = lambda *_: (
+        SharedIndex()
+    )
+    counts: Callable[[], DecodeCounts] = DecodeCounts
     eviction: EvictionPolicy = cluster_scores
 
 
@@ -57,26 +86,29 @@ def build_shared_state(
     geometry: Geometry,
     settings: OffloadSettings,
     strategy: Strategy,
-    counts: DecodeCounts,
-    files: tuple[Path, Path] | None,
+    path: Path | None,
     reclaim_frames: Callable[[], None],
 ) -> SharedState:
     """Create the shared state of a cache.
 
-    `files` are the paths of its two files, None for unnamed ones; for `reclaim_frames` see `PageCache`.
+    `path` is that of its file, None for an unnamed one; for `reclaim_frames` see `PageCache`.
 
     Raises InvalidRequest for invalid settings, StoreError if a file cannot be created.
     """
     disk, layers, heads = settings.disk, geometry.layers, geometry.kv_heads
+    clusters, counts = settings.clusters or strategy.clusters, strategy.counts()
     entry_format = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, disk.page_bytes)
-    page_bytes = entry_format.page_bytes
-    cluster_file, centroid_file = (
-        PageFile(path, page_bytes, counts, folder=settings.folder, direct=disk.direct, readers=disk.readers)
-        for path in files or (None, None)
+    file = PageFile(
+        path,
+        entry_format.page_bytes,
+        counts,
+        folder=settings.folder,
+        direct=disk.direct,
+        readers=disk.readers,
     )
-    largest_pages = entry_format.page_count(settings.clusters.max_entries)
+    largest_pages = entry_format.page_count(clusters.max_entries)
     pages = ClusterPages(
-        cluster_file,
+        file,
         entry_format,
         strategy.layout(largest_pages),
         [ClusterTable(heads) for _ in range(layers)],
@@ -84,12 +116,12 @@ def build_shared_state(
         gap_pages=disk.gap_pages,
     )
     frame_count, portion_pages = _memory_pages(geometry, settings, entry_format)
-    frames = FramePool(frame_count, page_bytes)
+    frames = FramePool(frame_count, entry_format.page_bytes)
     tails = TailPages(pages, frames, counts, disk.tail_pages)
     page_cache = PageCache(frames, strategy.eviction, counts, layers, heads, tails, reclaim_frames)
     store = strategy.store(pages, page_cache, tails, counts)
-    centroids = strategy.centroids(layers, heads, geometry.head_width, centroid_file)
-    return SharedState(settings, store, centroids, counts, portion_pages)
+    index = strategy.index(geometry, settings, store, counts)
+    return SharedState(settings, clusters, store, index, counts, portion_pages)
 
 
 def _memory_pages(

@@ -260,8 +260,8 @@ def _row(name: str, text: OffloadedCache, steps: int, times: Times, counts: Deco
         resident_bound_bytes=settings.resident_bytes,
         decoding=counts.per_token(),
         written_bytes_per_token=counts.bytes_written / steps,
-        split_bytes_per_token=counts.split_bytes_read / steps,
-        moved_bytes_per_token=counts.moved_bytes / steps,
+        split_bytes_per_token=getattr(counts, "split_bytes_read", 0) / steps,
+        moved_bytes_per_token=getattr(counts, "moved_bytes", 0) / steps,
     )
 
 

@@ -1,24 +1,25 @@
-"""kvweave's own strategy with one technique switched off, so that its benefit can be measured."""
+"""DynaKV with one technique switched off, so that its benefit can be measured."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
-from kvweave.decode.clusters.adaptive import AdaptiveClusters
-from kvweave.decode.disk.centroids import Centroids
 from kvweave.decode.retriever import TokenBudget
-from kvweave.decode.shared_state import Strategy
 from kvweave.decode.store.page_cache import ClusterUsage, EvictionScores
+from kvweave_lab.strategies.adaptive import DYNAKV, AdaptiveClusters
+from kvweave_lab.strategies.centroid import centroids_of
+from kvweave_lab.strategies.centroids import Centroids
 from kvweave_lab.strategies.packed import PackedRegions, PackedStore
 
 
 class ImmediateSplits(AdaptiveClusters):
     """A cluster that grows too wide is read and split at once; no entry is buffered for it."""
 
-    def insert(self, keys: Tensor, entries: Tensor, budget: TokenBudget) -> None:
-        """As if there were no room in the buffer."""
-        super().insert(keys, entries, replace(budget, buffer=0))
+    def buffer_limit(self, budget: TokenBudget) -> int:
+        """Return 0."""
+        return 0
 
 
 class OrderMade(AdaptiveClusters):
@@ -60,10 +61,10 @@ def lfu_scores(usage: ClusterUsage) -> EvictionScores:
     return scores
 
 
-IMMEDIATE_SPLIT = Strategy(ImmediateSplits)
-MADE_ORDER = Strategy(OrderMade)
-PACKED = Strategy(AdaptiveClusters, layout=PackedRegions, store=PackedStore)
-NO_PREFETCH = Strategy(NoPrefetch)
-LRU = Strategy(AdaptiveClusters, eviction=lru_scores)
-LFU = Strategy(AdaptiveClusters, eviction=lfu_scores)
-RESIDENT_CENTROIDS = Strategy(AdaptiveClusters, centroids=ResidentCentroids)
+IMMEDIATE_SPLIT = replace(DYNAKV, retriever=ImmediateSplits)
+MADE_ORDER = replace(DYNAKV, retriever=OrderMade)
+PACKED = replace(DYNAKV, layout=PackedRegions, store=PackedStore)
+NO_PREFETCH = replace(DYNAKV, retriever=NoPrefetch)
+LRU = replace(DYNAKV, eviction=lru_scores)
+LFU = replace(DYNAKV, eviction=lfu_scores)
+RESIDENT_CENTROIDS = replace(DYNAKV, index=partial(centroids_of, kind=ResidentCentroids))

@@ -1,15 +1,14 @@
-"""Strategies with other clusters than kvweave's, which differ in how new entries join them."""
+"""Baselines of DynaKV, which differ in how new entries join clusters."""
 
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.retriever import TokenBudget
-from kvweave.decode.settings import ClusterSettings
 from kvweave.decode.shared_state import Strategy
 from kvweave.ops.kmeans import k_means, members
+from kvweave_lab.strategies.centroid import CentroidClusters, CentroidSettings, centroids_of
 
 UNGROUPED = -1
 """Owner of buffered entries that belong to no cluster yet."""
@@ -34,19 +33,18 @@ class LocalClusters(CentroidClusters):
         """Buffer one entry per head, and cluster the buffer when it is full."""
         for head in range(keys.shape[0]):
             self.buffer_entry(head, UNGROUPED, entries[head])
-        clusters = self.shared.settings.clusters
         free = budget.total - self.shared.settings.sinks - budget.window
         if self.buffer.count[0] >= max(1, min(self.window_entries, free // 2)):
-            self._cluster_buffer(clusters)
+            self._cluster_buffer()
 
-    def _cluster_buffer(self, clusters: ClusterSettings) -> None:
+    def _cluster_buffer(self) -> None:
         entries = torch.stack([self.buffer.pop(head, UNGROUPED) for head in range(self.table.heads)])
         keys = self.with_centre(self.store.entry_format.decode(entries)[0].float())  # (G, n, D)
-        assigned = k_means(keys, -(-keys.shape[1] // clusters.mean_entries))
+        assigned = k_means(keys, -(-keys.shape[1] // self.clusters.mean_entries))
         for head in range(self.table.heads):
-            for own in members(keys[head], assigned[head], clusters.max_entries):
+            for own in members(keys[head], assigned[head], self.clusters.max_entries):
                 self.create_cluster(head, keys[head, own], entries[head, own])
 
 
-STATIC = Strategy(StaticClusters)
-LOCAL = Strategy(LocalClusters)
+STATIC = Strategy(StaticClusters, CentroidSettings(), index=centroids_of)
+LOCAL = Strategy(LocalClusters, CentroidSettings(), index=centroids_of)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from kvweave.decode.cluster_table import ClusterKey
 from kvweave.decode.disk.layout import Owner
 from kvweave.decode.disk.page_file import AlignedBuffer, Run, wait_for
-from kvweave.decode.store.cluster_store import ClusterStore
 from kvweave.errors import InvalidRequest
+from kvweave_lab.strategies.adaptive import SplitCounts, SplittableStore
 
 REGION_PAGES = 2**18
 """Length of a head's region."""
@@ -89,7 +89,7 @@ class PackedRegions:
         return self._regions[owner] * REGION_PAGES + before
 
 
-class PackedStore(ClusterStore):
+class PackedStore(SplittableStore):
     """Moves the clusters after one that grows, in packed regions."""
 
     def _reserve(self, key: ClusterKey, pages: int) -> None:
@@ -113,5 +113,6 @@ class PackedStore(ClusterStore):
             part = buffer.view[: (end - start) * page_bytes]
             wait_for(file.read([Run(start, end - start, (part,))]))
             file.write(start - move.first + move.target, [part])
+            assert isinstance(self._counts, SplitCounts)
             self._counts.moved_bytes += len(part)
             end = start

@@ -33,9 +33,14 @@ class OutlinedClusters(ClusterRetriever):
     def resident_bytes(self) -> int:
         return self.outlines.resident_bytes
 
+    @property
+    def growth_bytes(self) -> int:
+        return self.outlines.next_growth_bytes
+
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Cluster entries (G, n, D) and write them; clusters that the queries (H, T, D) retrieve together are neighbours."""
         settings, outlines, entry_format = self.shared.settings, self.outlines, self.store.entry_format
+        sizes = self.shared.clusters
         exact, others = keys.float().cpu(), values.float().cpu()
         asked = None if queries is None else queries.float().cpu()
         first = self.empty
@@ -43,9 +48,7 @@ class OutlinedClusters(ClusterRetriever):
             outlines.learn_space(exact, others, asked)
             self.centre = None if entry_format.storage == "exact" else outlines.origin
         stored, heads, count = self.without_centre(keys), *exact.shape[:2]
-        clusters = outlines.groups(
-            exact, others, settings.clusters.mean_entries, settings.clusters.max_entries
-        )
+        clusters = outlines.groups(exact, others, sizes.mean_entries, sizes.max_entries)
         budget = settings.kv_budget
         order = write_order(
             exact, clusters, asked, int(min(budget * count if budget <= 1 else budget, count))
@@ -57,7 +60,6 @@ class OutlinedClusters(ClusterRetriever):
             for number in order[head]:
                 some = own[number]
                 cluster = self.store.create(self.layer, head, entries[some])
-                self.table.set_statistics(head, cluster, some.numel(), 0.0)
                 outlines.put_cluster(head, cluster, exact[head, some].mean(0), others[head, some].mean(0))
                 owners[head, some] = cluster
         if first:
@@ -74,7 +76,7 @@ class OutlinedClusters(ClusterRetriever):
         self._make_room(0, keys.shape[1])
         owners = torch.zeros(exact.shape[:2], dtype=torch.int32)
         for number in range(keys.shape[1]):
-            open_ = torch.from_numpy((self.table.sizes > 0) & ~self.table.flagged)
+            open_ = torch.from_numpy((self.table.sizes > 0) & ~self.table.full)
             found = self.outlines.nearest(exact[:, number], others[:, number], open_)
             for head, cluster in enumerate(found):
                 owners[head, number] = self._insert(
@@ -114,12 +116,11 @@ class OutlinedClusters(ClusterRetriever):
         A full cluster takes no others. Its successor has its mean key, or each new entry would be nearer to the full one again.
         """
         size = int(self.table.sizes[head, cluster])
-        if size >= self.shared.settings.clusters.max_entries:
-            self.table.flagged[head, cluster] = True
+        if size >= self.shared.clusters.max_entries:
+            self.table.full[head, cluster] = True
             self._make_room(1, 0)
             key = self.outlines.mean_key(head, cluster)
             cluster = self.store.create(self.layer, head, entry[None])
-            self.table.set_statistics(head, cluster, 1, 0.0)
             self.outlines.put_cluster(head, cluster, key, value)
             return cluster
         self.store.append(self.layer, head, cluster, entry)

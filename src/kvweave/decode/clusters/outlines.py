@@ -63,6 +63,18 @@ class Outlines:
         growing = self._growing(clusters, entries)
         return sum(self._bytes_of(name, capacity) for name, capacity in growing.items())
 
+    @property
+    def next_growth_bytes(self) -> int:
+        """How much larger everything is once it has grown next; 0 while there is nothing."""
+        if not self._entries:
+            return 0
+        grown = (_OF_CLUSTERS, self._keys), (_OF_ENTRIES, self._owners)
+        return sum(
+            self._bytes_of(name, _capacity(like.shape[1] + 1) - like.shape[1])
+            for names, like in grown
+            for name in names
+        )
+
     def make_room(self, clusters: int, entries: int) -> None:
         """Allocate memory for so many more clusters and entries, once."""
         for name, capacity in self._growing(clusters, entries).items():

@@ -53,7 +53,7 @@ class ClusterRetriever(Retriever, ABC):
         if not self.empty:
             return count
         settings = self.shared.settings
-        enough = self.first_clusters * settings.clusters.mean_entries
+        enough = self.first_clusters * self.shared.clusters.mean_entries
         allowed = max(1, budget.remaining(settings.sinks + budget.window))
         return count if count >= min(enough, allowed) else 0
 

@@ -1,4 +1,4 @@
-"""Selection by a query: clusters scored by their centroids, then the entries with the largest weights.
+"""Selection by a query: clusters scored by their centroids, and the best that fit a limit.
 
 Tensor letters: G KV heads, R query rows of a head's group, C clusters, D head width. Knows nothing of files.
 """
@@ -51,27 +51,3 @@ def select_clusters(
         selected |= now
         room -= np.where(now, ranked, 0).sum(1)
     return [order[head, selected[head]] for head in range(len(order))]
-
-
-def top_entries(logits: Tensor, log_mass: Tensor, limits: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return indices (G, k) of each head's `limits` (G,) heaviest entries, unordered, and a mask (G, k) of valid ones.
-
-    Weights are summed over the rows that share a head.
-
-    Args:
-        logits: (G, R, n), −inf for hidden entries; each head has at least its limit of visible ones.
-        log_mass: (G, R), of everything else that is attended to.
-        limits: (G,).
-    """
-    largest = logits.amax(-1, keepdim=True)
-    largest = largest.masked_fill(largest == float("-inf"), 0.0)
-    shares = (logits - largest).exp()
-    total = torch.logaddexp(shares.sum(-1).log() + largest[..., 0], log_mass)  # (G, R)
-    scale = (largest[..., 0] - total).exp().nan_to_num(0.0, 0.0)  # a row that sees nothing counts for nothing
-    weights = (scale[:, None] @ shares)[:, 0]  # (G, n)
-    weights = weights.masked_fill(logits[:, 0] == float("-inf"), -1.0)
-    best = torch.zeros(len(limits), int(limits.max()), dtype=torch.long, device=logits.device)
-    for head, count in enumerate(limits.tolist()):
-        best[head, :count] = weights[head].topk(count, sorted=False).indices
-    valid = torch.arange(best.shape[1]) < torch.from_numpy(limits)[:, None]
-    return best, valid.to(logits.device)

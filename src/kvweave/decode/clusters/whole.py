@@ -18,7 +18,7 @@ class WholeText(ClusterRetriever):
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Write entries (G, n, D) in their order."""
-        entry_format, longest = self.store.entry_format, self.shared.settings.clusters.max_entries
+        entry_format, longest = self.store.entry_format, self.shared.clusters.max_entries
         if self.empty and entry_format.storage != "exact":
             self.centre = keys.float().mean(1).cpu()
         stored = self.without_centre(keys)
@@ -32,7 +32,7 @@ class WholeText(ClusterRetriever):
         if self.empty:
             self.fill(keys, values, None)
             return
-        longest = self.shared.settings.clusters.max_entries
+        longest = self.shared.clusters.max_entries
         for head, entries in enumerate(self.store.entry_format.encode(self.without_centre(keys), values)):
             for entry in entries:
                 last = int(self.table.count[head]) - 1

@@ -2,7 +2,7 @@
 
 A cluster is a list of pages: on disk (`ClusterPages`), in frames (`PageCache`), or both. The half-filled last page of a
 growing cluster is in a frame alone, with the cluster's other frames or without them (`TailPages`). Reads are verified
-(`ClusterReads`). Knows nothing of centroids, queries, or why a cluster grows.
+(`ClusterReads`). Knows nothing of queries, or why a cluster grows.
 """
 
 from collections.abc import Sequence
@@ -55,26 +55,11 @@ class ClusterStore:
         self._reserve(key, pages)
         self.pages.write_new(key, entries)
         self._set_content(key, entries)
-        if pages + self._split_pages <= self._frames.free_count:
+        if pages + self.spare_pages <= self._frames.free_count:
             frames = self._frames.allocate(pages)
             self.entry_format.fill_pages(self._frames.pages, frames, entries)
             self.page_cache.insert(key, frames)
         return cluster
-
-    def replace(self, layer: int, head: int, cluster: int, entries: Tensor) -> None:
-        """Replace a cluster's entries by others (n, E); it is in memory afterwards, its last page unwritten."""
-        key = (layer, head, cluster)
-        self._discard(key)
-        count = entries.shape[0]
-        pages = self.entry_format.page_count(count)
-        self._reserve(key, pages)
-        frames = self.page_cache.allocate(pages)
-        self.entry_format.fill_pages(self._frames.pages, frames, entries)
-        self._set_content(key, entries)
-        full_pages = count // self.entry_format.page_entries
-        self.pages.write_first(key, self._frames, frames[:full_pages])
-        self.page_cache.insert(key, frames, unwritten=full_pages < pages)
-        self.page_cache.record_update(key)
 
     def append(self, layer: int, head: int, cluster: int, entry: Tensor) -> None:
         """Append one entry (E,) to a cluster."""
@@ -113,11 +98,6 @@ class ClusterStore:
         self._reads.start(missing, prefetched=False)
         self.page_cache.pin(missing)
         self._reads.wait(keys)
-
-    def in_memory(self, layer: int, head: int, cluster: int) -> bool:
-        """Return whether all of a cluster is in frames, or being read into them."""
-        key = (layer, head, cluster)
-        return key in self.page_cache or self.pages.page_count(key) == int(key in self.tails)
 
     def entries(self, layer: int, head: int, cluster: int) -> Tensor:
         """Return a copy of the entries (n, E) of a cluster in frames."""
@@ -190,7 +170,7 @@ class ClusterStore:
     def restore_resident(self, state: dict[str, object]) -> None:
         """Read back what was in memory, as much as fits; all of it is on disk too. Raises StoreError."""
         tails: list[list[int]] = state["tails"]  # type: ignore[assignment]
-        room_for_tails = max(0, self._frames.free_count - self._split_pages)
+        room_for_tails = max(0, self._frames.free_count - self.spare_pages)
         for layer, head, cluster in tails[max(0, len(tails) - room_for_tails) :]:
             (frame,) = self.page_cache.allocate(1)
             key = (layer, head, cluster)
@@ -205,16 +185,13 @@ class ClusterStore:
             self.page_cache.restore_facts(key, facts)
 
     def check_room(self, growth_bytes: int) -> None:
-        """Raise InvalidRequest unless the largest cluster can be split, and one of each head attended to.
-
-        A split needs `growth_bytes` in addition to frames.
-        """
+        """Raise InvalidRequest unless a cluster of each head can be attended to when other memory has grown by `growth_bytes`."""
         heads, page_bytes = self.tables[0].heads, self.entry_format.page_bytes
-        needed = max(self._split_pages - (-growth_bytes // page_bytes), heads * self.pages.largest_pages)
+        needed = max(self.spare_pages, heads * self.pages.largest_pages) - (-growth_bytes // page_bytes)
         if self._frames.count < needed:
             raise InvalidRequest(
-                f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to split one and to attend"
-                f" to one per head: allow {(needed - self._frames.count) * page_bytes} bytes more"
+                f"resident_bytes leaves {self._frames.count} pages for clusters; {needed} are needed to attend to one per head, "
+                f"and for the text to grow: allow {(needed - self._frames.count) * page_bytes} bytes more"
             )
 
     def close(self) -> None:
@@ -224,9 +201,9 @@ class ClusterStore:
     # Pages and frames
 
     @property
-    def _split_pages(self) -> int:
-        """Frames that a split of the largest cluster takes: both halves must be in memory at once."""
-        return 2 * self.pages.largest_pages + 2
+    def spare_pages(self) -> int:
+        """Frames that are kept free for the clusters that grow next."""
+        return self.tables[0].heads
 
     def _fitting(self, keys: ClusterKeys, room: int) -> int:
         """Return how many of these clusters, from the first on, fit into `room` frames."""
@@ -261,13 +238,6 @@ class ClusterStore:
         else:
             self.tails.add(key, frame)
         return frame
-
-    def _discard(self, key: ClusterKey) -> None:
-        self._reads.wait([key])
-        if key in self.page_cache:
-            self._frames.free(self.page_cache.remove(key))
-        if key in self.tails:
-            self._frames.free([self.tails.pop(key)])
 
 
 def _wrapped(word: int) -> int:

@@ -15,7 +15,6 @@ import xxhash
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.clusters.outlined import OutlinedClusters
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.settings import OffloadSettings
@@ -31,6 +30,7 @@ from kvweave_lab.real_models import cache_folder
 from kvweave_lab.results_log import ResultsLog, dtype_name
 from kvweave_lab.statistics import Estimate, interval_over_tasks
 from kvweave_lab.strategies import DENSE, INDEXED, OUTLINE, OUTLINE_ENTRIES
+from kvweave_lab.strategies.centroid import CentroidClusters
 from kvweave_lab.strategies.indexed import NUMBER_BYTES, IndexedRetriever
 
 COMPARED = (OUTLINE, *INDEXED[:-1], "dynakv/whole-clusters", "window", "oracle")

@@ -9,10 +9,10 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from kvweave.decode.offloaded_cache import strategy_named
-from kvweave.decode.settings import ClusterSettings, OffloadSettings
+from kvweave.decode.settings import OffloadSettings
 from kvweave.errors import InvalidRequest
 from kvweave.models.adapter import Adapter
 from kvweave.state.knowledge_base_state import Progress, no_progress
@@ -260,21 +260,17 @@ def _settings(request: Request, bound: int) -> Iterator[tuple[str, OffloadSettin
 def _with_clusters(request: Request, kv: OffloadSettings) -> OffloadSettings:
     """Return settings with clusters of the requested size."""
     size = request.cluster_entries
-    if size is None:
-        return kv
-    return replace(kv, clusters=replace(kv.clusters, mean_entries=size, max_entries=4 * size))
+    return kv if size is None else _clusters(kv, mean_entries=size, max_entries=4 * size)
 
 
 # Variants: a strategy with one technique switched off or one setting changed. A variant's name is a strategy's, or
 # STRATEGY/ABLATION for a strategy with clusters. Techniques can be switched off in `dynakv` alone.
 
 
-def _with(part: str, settings: OffloadSettings, **changes: Any) -> OffloadSettings:
-    changed: Any = {part: replace(getattr(settings, part), **changes)}
-    return replace(settings, **changed)
-
-
-_clusters, _disk = (partial(_with, part) for part in ("clusters", "disk"))
+def _clusters(settings: OffloadSettings, **changes: Any) -> OffloadSettings:
+    """Return settings with clusters like the strategy's own, but for `changes`."""
+    clusters = settings.clusters or strategy_named(settings.strategy).clusters
+    return replace(settings, clusters=replace(clusters, **changes))
 
 
 def _without(technique: str) -> Callable[[OffloadSettings], OffloadSettings]:
@@ -290,16 +286,12 @@ ABLATIONS: Mapping[str, Callable[[OffloadSettings], OffloadSettings]] = MappingP
         **{f"candidates-{c:g}": partial(_clusters, candidates=c) for c in (1.4, 1.8, 2.5)},
         "made-order": _without("made-order"),
         "packed": _without("packed"),
-        "one-tail-page": lambda kv: _disk(kv, tail_pages=1),
-        "no-gaps": lambda kv: _disk(kv, gap_pages=0),
+        "one-tail-page": lambda kv: replace(kv, disk=replace(kv.disk, tail_pages=1)),
+        "no-gaps": lambda kv: replace(kv, disk=replace(kv.disk, gap_pages=0)),
         **{name: _without(name) for name in ("no-prefetch", "lru", "lfu", "resident-centroids")},
     }
 )
 """Changes of settings by name. The defaults are a buffer of 16 entries, a spread of 1.5 and 1.8 times as many candidates."""
-
-
-CENTROID_CLUSTERS: Final = ClusterSettings(mean_entries=32, max_entries=128)
-"""Sizes of clusters that are known by their centroids, unless others are asked for: twice the default, as their index is half as long."""
 
 
 def all_variants() -> tuple[str, ...]:
@@ -312,8 +304,6 @@ def variant_named(name: str, settings: OffloadSettings) -> OffloadSettings:
     strategy, _, ablation = name.partition("/")
     strategy_named(strategy)
     chosen = replace(settings, strategy=strategy)
-    if strategy in CLUSTERED and settings.clusters == ClusterSettings():
-        chosen = replace(chosen, clusters=CENTROID_CLUSTERS)
     if not ablation:
         return chosen
     if strategy not in CLUSTERED or ablation not in ABLATIONS:

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.centroid import CentroidClusters
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.decode.retriever import Retriever, TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.eval.decoding.results import AFTER_STEPS, ClusterReuse, RetrievalQuality
+from kvweave_lab.strategies.centroid import CentroidClusters
 
 
 @dataclass(slots=True)
@@ -67,8 +67,11 @@ def cluster_variance(offloaded: OffloadedCache) -> tuple[float, float] | None:
     for layer in range(len(offloaded.layers)):
         retriever = unwrapped_retriever(offloaded, layer)
         if isinstance(retriever, CentroidClusters) and not retriever.empty:
-            sizes, of_clusters = retriever.table.sizes, retriever.table.variances
-            variances += [float(np.average(of_clusters[head], weights=own)) for head, own in enumerate(sizes)]
+            sizes, of_clusters = retriever.table.sizes, retriever.variances.of
+            variances += [
+                float(np.average(of_clusters[head, : int((own > 0).sum())], weights=own[own > 0]))
+                for head, own in enumerate(sizes)
+            ]
             counts += (sizes > 0).sum(1).tolist()
     return (float(np.mean(variances)), float(np.mean(counts))) if variances else None
 
@@ -118,6 +121,11 @@ class RecordingRetriever(Retriever):
         """Bytes of the inner retriever; the copy is not part of decoding."""
         return self.inner.resident_bytes
 
+    @property
+    def growth_bytes(self) -> int:
+        """Those of the inner retriever."""
+        return self.inner.growth_bytes
+
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Copy and forward."""
         self.buffer.append(keys, values)
@@ -132,9 +140,9 @@ class RecordingRetriever(Retriever):
         """Forward."""
         return self.inner.accepts(count, budget)
 
-    def prefetch_centroids(self) -> None:
+    def prefetch_index(self) -> None:
         """Forward."""
-        self.inner.prefetch_centroids()
+        self.inner.prefetch_index()
 
     def prefetch(self) -> None:
         """Forward."""

@@ -240,7 +240,7 @@ def _row(task: str, groups: Sequence[Sequence[_Part]]) -> Row:
     steps = sum(own.steps for _, own, _, _ in parts)
 
     def total(name: str) -> float:
-        return sum(own.counts[name] for _, own, _, _ in parts)
+        return sum(own.counts.get(name, 0) for _, own, _, _ in parts)  # only some strategies move anything
 
     def per_token(name: str) -> float:
         return total(name) / steps

@@ -16,6 +16,7 @@ import xxhash
 from torch import Tensor
 
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile, Run, wait_for
+from kvweave.decode.shared_state import SharedIndex
 from kvweave.errors import StoreError
 
 SPARE_COLUMNS = 32  # room for clusters created while a layer's centroids are in memory
@@ -41,12 +42,12 @@ class _LayerCentroids:
     ready: bool = False  # the reads are done, and changed rows are in place
 
 
-class Centroids:
-    """Centroids of all layers for G heads of width D, in a file of their own."""
+class Centroids(SharedIndex):
+    """Centroids of all layers for G heads of width D, in a file of their own; `split_bytes` are kept free for the copies of a split."""
 
-    def __init__(self, layers: int, heads: int, width: int, file: PageFile) -> None:
+    def __init__(self, layers: int, heads: int, width: int, file: PageFile, split_bytes: int = 0) -> None:
         self._heads, self._width = heads, width
-        self._file = file
+        self._file, self._split_bytes = file, split_bytes
         self.layers = [_LayerCentroids() for _ in range(layers)]
         self._end_page = 0
 
@@ -55,9 +56,14 @@ class Centroids:
         """Memory in use, and memory reserved for changed rows and for the largest layer."""
         reserved_rows = (_UNWRITTEN_COLUMNS + 1) * self._heads
         rows = sum(max(len(own.changed), reserved_rows) for own in self.layers)
-        return rows * self._width * 4 + max(self._loaded_bytes, self._largest_bytes)
+        return rows * self._width * 4 + max(self._loaded_bytes, self._largest_bytes) + self._split_bytes
 
-    def growth_bytes(self, layer: int, clusters: int, rows: int) -> int:
+    @property
+    def growth_bytes(self) -> int:
+        """What a split needs in addition, and new clusters."""
+        return max(self.bytes_to_put(layer, SPARE_COLUMNS + 1, 2) for layer in range(len(self.layers)))
+
+    def bytes_to_put(self, layer: int, clusters: int, rows: int) -> int:
         """Return the extra memory needed to load a layer and to put `clusters` more clusters and `rows` changed rows.
 
         Memory that is too small is released only after the copy.
@@ -138,21 +144,8 @@ class Centroids:
         own.memory = own.buffer = None
         own.ready = False
 
-    def state(self) -> list[list[int]]:
-        """Return each layer's place on disk, for `restore`; all rows must be written."""
-        return [[own.columns, own.first_page, own.pages, own.checksum] for own in self.layers]
-
-    def restore(self, state: list[list[int]]) -> None:
-        for own, (columns, first_page, pages, checksum) in zip(self.layers, state, strict=True):
-            own.columns = own.written = columns
-            own.checksum = checksum
-            own.first_page, own.pages = first_page, pages
-            self._end_page = max(self._end_page, first_page + pages)
-
-    def sync(self) -> None:
-        self._file.sync()
-
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     @property

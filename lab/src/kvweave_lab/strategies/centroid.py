@@ -4,8 +4,9 @@ Strategies derive from `CentroidClusters` and define how new entries join cluste
 H query heads, C clusters, D head width, E bytes of an entry.
 """
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,19 +14,69 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.buffers import BufferedEntries
-from kvweave.decode.clusters.retrieval import (
-    ClusterRetriever,
-    Portion,
-    valid_numbers,
-    with_prefix,
-    write_order,
-)
-from kvweave.decode.clusters.selection import score_clusters, top_entries
+from kvweave.decode.clusters.retrieval import ClusterRetriever, Portion, valid_numbers, write_order
+from kvweave.decode.clusters.selection import score_clusters
+from kvweave.decode.counters import DecodeCounts
+from kvweave.decode.disk.page_file import PageFile
 from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.settings import ClusterSettings, OffloadSettings, raise_if_invalid
 from kvweave.decode.shared_state import SharedState
+from kvweave.decode.store.cluster_store import ClusterStore
+from kvweave.models.support import Geometry
 from kvweave.ops.kmeans import k_means, members, nearest
 from kvweave.ops.partial_attention import PartialAttention
+from kvweave_lab.strategies.buffers import BufferedEntries
+from kvweave_lab.strategies.centroids import Centroids
+
+
+@dataclass(frozen=True, slots=True)
+class CentroidSettings(ClusterSettings):
+    """How entries are clustered where clusters are known by their centroids: twice the size of outlined ones, as a centroid says less.
+
+    Args:
+        spread: of `dynakv`: c in τ = c · mean; a cluster may vary up to c times the mean variance of its head's first clusters. The
+            paper leaves c open.
+        candidates: retrieve clusters until they hold this many times the attended entries, then attend to the best of them. 1
+            attends to whole clusters. None uses the strategy's default.
+        buffer_entries: of `dynakv`: how many new entries of flagged clusters each head buffers until the cluster is in memory
+            (Bmax, the paper's 16).
+    """
+
+    mean_entries: int = 32
+    max_entries: int = 128
+    spread: float = 1.5
+    candidates: float | None = None
+    buffer_entries: int = 16
+
+    def __post_init__(self) -> None:
+        ClusterSettings.__post_init__(self)
+        raise_if_invalid(
+            (
+                self.candidates is None or 1 <= self.candidates < math.inf,
+                f"candidates is {self.candidates}; retrieved clusters hold at least 1 times the attended entries",
+            ),
+            (self.buffer_entries >= 0, f"buffer_entries is {self.buffer_entries}; it cannot be negative"),
+            (0 < self.spread < math.inf, f"spread is {self.spread}; it must be a number above 0"),
+        )
+
+
+class Variances:
+    """Mean squared distances of clusters' keys to their centroids, updated incrementally (DynaKV §4.2); (G, C), C grows as needed."""
+
+    def __init__(self, heads: int) -> None:
+        self.of: NDArray[np.float64] = np.zeros((heads, 0), np.float64)
+
+    def put(self, head: int, cluster: int, variance: float) -> None:
+        """Set the variance of an old or new cluster."""
+        if cluster >= self.of.shape[1]:
+            more = max(64, cluster + 1 - self.of.shape[1])
+            self.of = np.pad(self.of, ((0, 0), (0, more)))
+        self.of[head, cluster] = variance
+
+    def with_one_more(self, head: int, cluster: int, size: int, squared_distance: float) -> float:
+        """Return the variance of a cluster of `size` keys with one more, at this squared distance from its centroid."""
+        grown = size * self.of[head, cluster] + size / (size + 1) * squared_distance
+        return float(grown / (size + 1))
 
 
 class CentroidClusters(ClusterRetriever):
@@ -39,9 +90,18 @@ class CentroidClusters(ClusterRetriever):
 
     def __init__(self, layer: int, shared: SharedState, hooks: CacheHooks) -> None:
         super().__init__(layer, shared, hooks)
+        assert isinstance(shared.index, Centroids)
+        self.centroids = shared.index
+        given = shared.clusters
+        self.clusters = (
+            given
+            if isinstance(given, CentroidSettings)
+            else CentroidSettings(given.mean_entries, given.max_entries)
+        )
         self.buffer = BufferedEntries(self.table.heads, shared.store.entry_format.entry_bytes)
+        self.variances = Variances(self.table.heads)
         self.thresholds: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(self.table.heads)
-        self.candidates = shared.settings.clusters.candidates or self.default_candidates
+        self.candidates = self.clusters.candidates or self.default_candidates
 
     # Defined by strategies
 
@@ -57,24 +117,25 @@ class CentroidClusters(ClusterRetriever):
 
     @property
     def resident_bytes(self) -> int:
+        """Memory of buffered entries."""
         return self.buffer.resident_bytes
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Cluster entries (G, n, D) and write them; clusters that the queries (H, T, D) retrieve together are neighbours."""
         points = keys.float().cpu()
-        settings = self.shared.settings
+        settings, clustering = self.shared.settings, self.clusters
         if self.empty and self.store.entry_format.storage != "exact":
             self.centre = points.mean(1)
         stored = self.without_centre(keys)
-        assigned = k_means(points, -(-keys.shape[1] // settings.clusters.mean_entries))
-        largest = settings.clusters.max_entries
+        assigned = k_means(points, -(-keys.shape[1] // clustering.mean_entries))
+        largest = clustering.max_entries
         clusters = [members(points[head], assigned[head], largest) for head in range(keys.shape[0])]
         stored_entries, budget = keys.shape[1], settings.kv_budget
         limit = self.candidates * (budget * stored_entries if budget <= 1 else budget)
         order = write_order(points, clusters, queries, int(min(limit, stored_entries)))
         more = max(map(len, clusters))
         self.reserve(clusters=more, rows=0)
-        self.shared.centroids.make_room(self.layer, more)
+        self.centroids.make_room(self.layer, more)
         for head, own in enumerate(clusters):
             first = int(self.table.count[head])
             entries = self.store.entry_format.encode(
@@ -84,9 +145,9 @@ class CentroidClusters(ClusterRetriever):
                 self.create_cluster(head, points[head, own[number]], entries[own[number]])
             if first == 0:
                 created = slice(0, int(self.table.count[head]))
-                sizes, variances = self.table.sizes[head, created], self.table.variances[head, created]
-                self.thresholds[head] = settings.clusters.spread * np.average(variances, weights=sizes)
-        self.shared.centroids.release(self.layer)
+                sizes, variances = self.table.sizes[head, created], self.variances.of[head, created]
+                self.thresholds[head] = clustering.spread * np.average(variances, weights=sizes)
+        self.centroids.release(self.layer)
 
     def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
         """Insert entries (G, n, D) one after another; the first ones form clusters."""
@@ -99,18 +160,19 @@ class CentroidClusters(ClusterRetriever):
             self.reserve(clusters=0, rows=keys.shape[0])
             self.insert(points[:, number], entries[:, number], budget)
 
-    def prefetch_centroids(self) -> None:
+    def prefetch_index(self) -> None:
+        """Start reading the layer's centroids."""
         if not self.empty:
             self.reserve(clusters=0, rows=0)
-            self.shared.centroids.prefetch(self.layer)
+            self.centroids.prefetch(self.layer)
 
     def attend(self, attention: PartialAttention, limit: int) -> int:
         """Attend to buffered entries and to the best clusters, `limit` entries per head in all."""
         attended = self._attend_buffered(attention)
         if self.empty:
             return attended
-        self.prefetch_centroids()
-        centroids = self.shared.centroids.get(self.layer)
+        self.prefetch_index()
+        centroids = self.centroids.get(self.layer)
         sizes = self.table.sizes[:, : centroids.shape[1]]
         scores = score_clusters(attention.query.cpu(), centroids, sizes, attention.softcap)
         limits = np.maximum(limit - self.buffer.count, 0)
@@ -132,16 +194,7 @@ class CentroidClusters(ClusterRetriever):
 
     def finish_pass(self, budget: TokenBudget) -> None:
         self.finish_deferred(budget)
-        self.shared.centroids.release(self.layer)
-
-    def state(self) -> dict[str, Tensor]:
-        found = super().state() | {"thresholds": torch.from_numpy(self.thresholds.copy())}
-        return found | {f"waiting.{name}": tensor for name, tensor in self.buffer.state().items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        super().restore(state)
-        self.buffer.restore(with_prefix(state, "waiting."))
-        self.thresholds = state["thresholds"].numpy().copy()
+        self.centroids.release(self.layer)
 
     # For strategies
 
@@ -153,11 +206,11 @@ class CentroidClusters(ClusterRetriever):
         return cluster
 
     def describe(self, head: int, cluster: int, keys: Tensor) -> None:
-        """Set centroid, size and variance of a cluster that holds exactly these keys (n, D)."""
+        """Set centroid and variance of a cluster that holds exactly these keys (n, D)."""
         centroid = keys.mean(0)
         variance = float((keys - centroid).square().sum(-1).mean())
-        self.shared.centroids.put(self.layer, head, cluster, centroid)
-        self.table.set_statistics(head, cluster, keys.shape[0], variance)
+        self.centroids.put(self.layer, head, cluster, centroid)
+        self.variances.put(head, cluster, variance)
 
     def buffer_entry(self, head: int, owner: int, entry: Tensor) -> None:
         """Buffer a copy of an entry (E,) for a cluster; all heads may change a centroid before more is reserved."""
@@ -169,13 +222,13 @@ class CentroidClusters(ClusterRetriever):
 
         It holds until the next call: what an earlier one reserved, and has not been used, is given up.
         """
-        more_bytes = self.shared.centroids.growth_bytes(self.layer, clusters, rows) + buffer_bytes
+        more_bytes = self.centroids.bytes_to_put(self.layer, clusters, rows) + buffer_bytes
         if more_bytes:
             self.hooks.reserve_memory(more_bytes)
 
     def nearest_clusters(self, keys: Tensor) -> list[tuple[int, float]]:
         """Return for one key per head (G, D) float32 the nearest cluster and the squared distance to its centroid."""
-        centroids = self.shared.centroids.get(self.layer)  # (G, C, D)
+        centroids = self.centroids.get(self.layer)  # (G, C, D)
         columns = Tensor(self.table.sizes[:, : centroids.shape[1]] > 0).bool()
         found = nearest(keys[:, None], centroids, columns)  # (G, 1)
         index = found[..., None].expand(-1, -1, keys.shape[1])
@@ -186,13 +239,12 @@ class CentroidClusters(ClusterRetriever):
         self, head: int, cluster: int, key: Tensor, entry: Tensor, squared_distance: float
     ) -> None:
         """Append an entry (E,) with its key (D,) to a cluster whose centroid is at this squared distance."""
-        table, centroids = self.table, self.shared.centroids
-        variance = table.variance_with(head, cluster, squared_distance)
+        size = int(self.table.sizes[head, cluster])
+        variance = self.variances.with_one_more(head, cluster, size, squared_distance)
         self.store.append(self.layer, head, cluster, entry)
-        centroid = centroids.get(self.layer)[head, cluster]
-        size = int(table.sizes[head, cluster])
-        table.variances[head, cluster] = variance
-        centroids.put(self.layer, head, cluster, centroid + (key - centroid) / size)
+        centroid = self.centroids.get(self.layer)[head, cluster]
+        self.variances.put(head, cluster, variance)
+        self.centroids.put(self.layer, head, cluster, centroid + (key - centroid) / (size + 1))
 
     # Attention
 
@@ -226,3 +278,49 @@ class CentroidClusters(ClusterRetriever):
             numbers.split(portion_entries, 1), logits.split(portion_entries, 2), strict=True
         ):
             attention.add_logits(own, self.store.values(some).to(device))
+
+
+def top_entries(logits: Tensor, log_mass: Tensor, limits: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Return indices (G, k) of each head's `limits` (G,) heaviest entries, unordered, and a mask (G, k) of valid ones.
+
+    Weights are summed over the rows that share a head.
+
+    Args:
+        logits: (G, R, n), −inf for hidden entries; each head has at least its limit of visible ones.
+        log_mass: (G, R), of everything else that is attended to.
+        limits: (G,).
+    """
+    largest = logits.amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == float("-inf"), 0.0)
+    shares = (logits - largest).exp()
+    total = torch.logaddexp(shares.sum(-1).log() + largest[..., 0], log_mass)  # (G, R)
+    scale = (largest[..., 0] - total).exp().nan_to_num(0.0, 0.0)  # a row that sees nothing counts for nothing
+    weights = (scale[:, None] @ shares)[:, 0]  # (G, n)
+    weights = weights.masked_fill(logits[:, 0] == float("-inf"), -1.0)
+    best = torch.zeros(len(limits), int(limits.max()), dtype=torch.long, device=logits.device)
+    for head, count in enumerate(limits.tolist()):
+        best[head, :count] = weights[head].topk(count, sorted=False).indices
+    valid = torch.arange(best.shape[1]) < torch.from_numpy(limits)[:, None]
+    return best, valid.to(logits.device)
+
+
+def centroids_of(
+    geometry: Geometry,
+    settings: OffloadSettings,
+    store: ClusterStore,
+    counts: DecodeCounts,
+    kind: type[Centroids] = Centroids,
+) -> Centroids:
+    """Return the centroids of an empty text, in an unnamed file beside that of its clusters."""
+    disk, entry_format = settings.disk, store.entry_format
+    file = PageFile(
+        None,
+        entry_format.page_bytes,
+        counts,
+        folder=settings.folder,
+        direct=disk.direct,
+        readers=disk.readers,
+    )
+    numbers = 2 * entry_format.page_entries * entry_format.width
+    split_bytes = store.pages.largest_pages * (entry_format.page_bytes + 4 * numbers)
+    return kind(geometry.layers, geometry.kv_heads, geometry.head_width, file, split_bytes)

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
+from kvweave.decode.handoff import offload
 from kvweave.decode.offloaded_cache import OffloadedCache
+from kvweave.decode.settings import OffloadSettings
+from kvweave.testing import tiny_adapter
+from kvweave_lab.strategies.centroid import CentroidSettings
+from kvweave_lab.strategies.centroids import Centroids
 from support.synthetic import HEADS, Text, geometry, members, settings, stored, watched_attention
 
 LAYERS, TIGHT = 2, 60_000
@@ -36,12 +41,9 @@ def test_no_entry_is_lost_or_duplicated(
         strategy="dynakv",
         kv_budget=budget,
         resident_bytes=TIGHT if tight else None,
-        clusters={
-            "mean_entries": max(1, largest // 2),
-            "max_entries": largest,
-            "buffer_entries": buffer,
-            "spread": spread,
-        },
+        clusters=CentroidSettings(
+            mean_entries=max(1, largest // 2), max_entries=largest, buffer_entries=buffer, spread=spread
+        ),
         disk={"page_bytes": page_bytes, "tail_pages": tails},
     )
     with OffloadedCache(geometry(LAYERS), chosen) as cache:
@@ -60,16 +62,17 @@ def test_no_entry_is_lost_or_duplicated(
 
 def check_statistics(cache, layer=0):
     """Check size, centroid, variance and checksum of every cluster against its entries."""
-    table, store = cache.shared.store.tables[layer], cache.shared.store
+    table, store, index = cache.shared.store.tables[layer], cache.shared.store, cache.shared.index
+    variances = cache.layers[layer].retriever.variances
     for head in range(HEADS):
         for cluster in range(int(table.count[head])):
             keys, _ = members(cache, layer, head, cluster)
             centroid = keys.mean(0)
             assert len(keys) == table.sizes[head, cluster] > 0
-            stored_centroid = cache.shared.centroids.get(layer)[head, cluster]
+            stored_centroid = index.get(layer)[head, cluster]
             torch.testing.assert_close(stored_centroid, centroid, atol=1e-3, rtol=1e-3)
             variance = float((keys - centroid).square().sum(-1).mean())
-            assert float(table.variances[head, cluster]) == pytest.approx(variance, abs=1e-2, rel=1e-2)
+            assert float(variances.of[head, cluster]) == pytest.approx(variance, abs=1e-2, rel=1e-2)
             entries = store.entries(layer, head, cluster)
             assert store.entry_format.checksum(entries) == int(table.checksums[head, cluster])
 
@@ -82,7 +85,7 @@ def wide(**clusters):
         resident_bytes=26_000,
         sinks=2,
         window=4,
-        clusters={"spread": 0.8, **clusters},
+        clusters=CentroidSettings(**{"mean_entries": 8, "max_entries": 16, "spread": 0.8, **clusters}),
     )
 
 
@@ -131,9 +134,7 @@ def test_a_full_buffer_splits_the_cluster_with_most_buffered_entries(monkeypatch
 
 def test_two_equal_entries_are_split_in_half():
     """A cluster of equal keys has no two means, so it is split by number."""
-    with OffloadedCache(
-        geometry(), settings(strategy="dynakv", clusters={"max_entries": 4, "mean_entries": 2})
-    ) as cache:
+    with OffloadedCache(geometry(), settings(strategy="dynakv", clusters=CentroidSettings(2, 4))) as cache:
         text = Text(cache)
         original = text.entries
 
@@ -146,3 +147,47 @@ def test_two_equal_entries_are_split_in_half():
             text.step()
         assert cache.shared.store.tables[0].sizes.max() <= 4
         assert stored(cache) == [Counter(range(text.length))] * HEADS
+
+
+def test_memory_is_flat_in_the_length_under_an_absolute_budget():
+    """Only one layer's centroids grow, at the expense of frames; the total stays the same."""
+    chosen = settings(kv_budget=60, resident_bytes=60_000, strategy="dynakv")
+    with OffloadedCache(geometry(), chosen) as cache:
+        text = Text(cache)
+        text.begin(100)
+        for _ in range(500):
+            text.step()
+            assert cache.resident_bytes <= 60_000
+        dense = text.length * 2 * 2 * 8 * 4
+        assert cache.counts.peak_resident_bytes < dense
+
+
+def test_centroids_are_prefetched_before_a_layer_projects_its_query(monkeypatch):
+    adapter = tiny_adapter("llama")
+    ids = torch.randint(3, 260, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+    kv_cache = adapter.new_cache(len(ids))
+    adapter.compute(kv_cache, ids, adapter.rows(torch.arange(len(ids))))
+    events: list[tuple[str, int]] = []
+    for index, layer in enumerate(adapter.model.model.layers):
+        layer.self_attn.q_proj.register_forward_pre_hook(
+            lambda module, given, index=index: events.append(("project", index))
+        )
+    prefetch, attend = Centroids.prefetch, OffloadedCache.attend
+    monkeypatch.setattr(
+        Centroids,
+        "prefetch",
+        lambda self, index: (events.append(("prefetch", index)), prefetch(self, index))[1],
+    )
+    monkeypatch.setattr(
+        OffloadedCache,
+        "attend",
+        lambda self, call, rows: (events.append(("attend", call.layer)), attend(self, call, rows))[1],
+    )
+    with offload(
+        adapter, kv_cache, ids, OffloadSettings(0.5, strategy="dynakv", window=8), question_tokens=16
+    ) as cache:
+        events.clear()
+        adapter.step(cache, 5)
+    for index in range(adapter.geometry.layers):
+        own = [name for name, layer in events if layer == index]
+        assert own[:3] == ["prefetch", "project", "attend"]
