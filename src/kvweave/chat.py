@@ -352,13 +352,13 @@ class Conversations:
     state: KnowledgeBaseState
     asker: Asker
 
-    def open(self, name: str, *, new: bool) -> Conversation:
+    def open(self, name: str, *, new: bool, kv_budget: float | None = None) -> Conversation:
         """Resume a conversation, or start over; raises as `KnowledgeBase.conversation`."""
         asker, folder = self.asker, self.state.conversations / checked_name("conversation", name)
         adapter = fused(asker.components.model, "a conversation")
         if new:
             start_over(folder)
-        options = asker.settings.options(asker.metadata.system)
+        options = asker.settings.options(asker.metadata.system, kv_budget=kv_budget)
         settings = ConversationSettings(
             options.system,
             options.generation,

@@ -270,6 +270,7 @@ class KnowledgeBase:
             coverage: instead of a ratio: recompute the fewest tokens that hold this share of all scores, 0..1.
             top_k: the number of chunks to retrieve.
             drop_chunks: leave out the lowest-ranked chunks if the prompt is too long.
+            kv_budget: KV entries that a decoded token attends to, see `OffloadSettings`; None is the settings' budget.
             cache: "use" returns a cached answer and stores a new one, "refresh" computes and stores it again, "off" does
                 neither.
             generation: how this answer is decoded, in place of the settings' way. One that is sampled, stopped, cut or with log
@@ -333,17 +334,19 @@ class KnowledgeBase:
 
     # Conversations
 
-    def conversation(self, name: str = "default", *, new: bool = False) -> "Conversation":
+    def conversation(
+        self, name: str = "default", *, new: bool = False, kv_budget: float | None = None
+    ) -> "Conversation":
         """Open a conversation: resume it where it was left, or start over. Close it to keep it.
 
-        Its KV is stored beside the knowledge base and decoded under the settings' `kv_budget` and `resident_bytes`.
-        A conversation that has read a document which was removed or changed since starts over, with a warning.
+        Its KV is stored beside the knowledge base and decoded under `kv_budget`, or the settings' if that is None, and the
+        settings' `resident_bytes`. A conversation keeps the budget it began with, and none need be given then. A conversation that has read a document which was removed or changed since starts over, with a warning.
 
         Raises:
             InvalidRequest: an unusable name; another process has the conversation open; it began with another model or
                 budget.
         """
-        return self._conversations.open(name, new=new)
+        return self._conversations.open(name, new=new, kv_budget=kv_budget)
 
     def send(self, conversation: "Conversation", question: str, *, top_k: int | None = None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn, piece by piece, from new chunks and all said before.

@@ -57,6 +57,7 @@ class AskKeywords(TypedDict, total=False):
     coverage: float | None
     top_k: int | None
     drop_chunks: bool
+    kv_budget: float | None
     cache: AnswerCacheUse
     generation: GenerationConfig | None
 

@@ -174,6 +174,19 @@ def test_two_chats_in_one_conversation_do_not_corrupt_it(server, command):
     assert "walnut" in send(False).json()["answer"]
 
 
+def test_a_conversation_keeps_the_kv_budget_it_began_with(server):
+    url = f"{server.url}/v1/kb/default/conversations/budget"
+
+    def send(question, **more):
+        return httpx.post(url, json={"question": question, **more}, timeout=60)
+
+    assert send(GLORRIC, kv_budget=0.5).status_code == 200
+    assert send("And what is the password again?").status_code == 200
+    refused = send(GLORRIC, kv_budget=0.25)
+    assert refused.status_code == 400
+    assert "began with kv_budget 0.5, not 0.25" in refused.json()["error"]["message"]
+
+
 def test_an_answer_of_another_question_is_rejected(server):
     base = f"{server.url}/v1/kb/default"
     httpx.post(f"{base}/ask", json={"question": GLORRIC}, timeout=60)

@@ -96,6 +96,28 @@ def test_documents_of_the_caller_are_reused_the_second_time(client):
     assert [each["document"] for each in second.model_extra["kvweave"]["sources"]] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"kb": "notes"}, {"documents": [{"id": "a", "text": SOURCE}]}, {}],
+    ids=["kb", "documents", "plain"],
+)
+def test_a_request_may_decode_under_a_kv_budget(client, asked):
+    def reply(**options):
+        return client.chat.completions.create(
+            model="kvweave",
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=8,
+            temperature=0,
+            extra_body={**asked, "kvweave": {"cache": "off", **options}},
+        )
+
+    whole, budget = reply(), reply(kv_budget=1.0)
+    assert budget.choices[0].message.content == whole.choices[0].message.content
+    assert "decoding" not in whole.model_extra["kvweave"]
+    everything = budget.model_extra["kvweave"]["decoding"]["attended_per_token"]
+    assert reply(kv_budget=20).model_extra["kvweave"]["decoding"]["attended_per_token"] < everything
+
+
 def test_a_stream_joins_to_the_whole_answer(client):
     options = {"extra_body": {"kb": "notes", "return_progress": True, "kvweave": {"cache": "off"}}}
     whole = ask(client, **options).choices[0].message.content
@@ -257,6 +279,8 @@ def test_models_are_listed(client, openai):
             "messages",
         ),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+        ({"extra_body": {"kvweave": {"kv_budget": 0}}}, "kvweave.kv_budget"),
+        ({"extra_body": {"kvweave": {"kv_budget": 9}}}, ""),
     ],
 )
 def test_what_is_not_supported_is_refused_in_the_api_s_shape(client, more, param, openai):

@@ -41,6 +41,7 @@ class Settings:
         coverage: float | None = None,
         top_k: int | None = None,
         drop_chunks: bool = False,
+        kv_budget: float | None = None,
         cache: AnswerCacheUse = "use",
         generation: GenerationConfig | None = None,
     ) -> AskOptions:
@@ -62,7 +63,7 @@ class Settings:
             drop_chunks=drop_chunks,
             generation=generation or self.config.generation,
             auxiliary=self.config.model.auxiliary,
-            kv_budget=self.config.decoding.kv_budget,
+            kv_budget=self.config.decoding.kv_budget if kv_budget is None else kv_budget,
             reranker=self.config.retrieval.reranker,
             system=system,
             cache=cache,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvweave.server.client import ServerClient
 
 IN_REQUEST: Final = (
-    "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think",
+    "recipe", "prepare", "top_k", "max_new_tokens", "temperature", "top_p", "seed", "think", "kv_budget",
 )  # fmt: skip
 """Settings that a request for one answer can carry."""
 _SHAPING: Final = (

@@ -19,7 +19,7 @@ from kvweave.server import uploads
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai import replies
-from kvweave.server.openai.fields import Fields, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
+from kvweave.server.openai.fields import Fields, KVBudget, KvweaveOptions, NonEmpty, Seed, Tokens, sampling
 from kvweave.server.running import Emit
 from kvweave.server.services import UPLOADS_FOLDER, ChoiceEvent, cache_use, services, shown, start, tenant
 from kvweave.server.serving.completions import CompletionRequest, Finished
@@ -79,6 +79,7 @@ class TurnFields(SearchFields):
     """The next turn of a conversation."""
 
     stream: bool | None = None
+    kv_budget: KVBudget | None = None
 
 
 @router.get("")
@@ -197,7 +198,9 @@ async def send(request: Request, name: str, conversation: str, fields: TurnField
     of, parts = tenant(request), services(request)
 
     def work(emit: Emit, cancelled: Event) -> None:
-        for piece in of.send(name, conversation, fields.question, fields.top_k, cancelled.is_set):
+        for piece in of.send(
+            name, conversation, fields.question, fields.top_k, fields.kv_budget, cancelled.is_set
+        ):
             emit(piece)
 
     running = parts.questions.start(work)

@@ -126,6 +126,8 @@ class Document(Fields):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+KVBudget = Annotated[float, Field(gt=0)]
+"""Entries that a decoded token attends to: a share up to 1, a number above it."""
 
 
 class KvweaveOptions(Fields):
@@ -136,6 +138,7 @@ class KvweaveOptions(Fields):
     ratio: Share | None = None
     coverage: Share | None = None
     top_k: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    kv_budget: KVBudget | None = None
     cache: AnswerCacheUse | None = None
 
     def options(self, cache: AnswerCacheUse, generation: Sampling) -> AskKeywords:
@@ -146,6 +149,7 @@ class KvweaveOptions(Fields):
             "ratio": self.ratio,
             "coverage": self.coverage,
             "top_k": self.top_k,
+            "kv_budget": self.kv_budget,
             "cache": cache if cache != "use" else self.cache or "use",
             "generation": generation,
         }

@@ -126,14 +126,15 @@ class ChunkStream(Encoder):
 
 
 def kvweave(finished: Finished) -> dict[str, Any]:
-    """Return the plan, timing and sources of an answer, and whether the sources support it."""
+    """Return the plan, timing and sources of an answer, whether the sources support it, and what decoding read under a KV budget."""
     answer = finished.answer
-    return {
+    found = {
         "plan": facts(answer.plan),
         "timing": facts(answer.timing),
         "sources": [{**facts(each), "document": shown(each.document)} for each in answer.sources],
         "supported": answer.supported,
     }
+    return found if answer.decoding is None else {**found, "decoding": facts(answer.decoding)}
 
 
 def timings(finished: Finished) -> dict[str, Any]:

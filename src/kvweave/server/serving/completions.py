@@ -174,7 +174,8 @@ def plain_options(settings: Settings, request: CompletionRequest, sampling: Gene
             f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
         )
     named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
-    return settings.options(recipe=named, cache="off", generation=sampling)
+    budget = request.options.get("kv_budget")
+    return settings.options(recipe=named, kv_budget=budget, cache="off", generation=sampling)
 
 
 def _plain(recipe: Recipe) -> bool:

@@ -205,7 +205,13 @@ class Tenant:
                     yield from self._finish(self._respond(request), stopped)
 
     def send(
-        self, kb: str, conversation: str, question: str, top_k: int | None, cancelled: Callable[[], bool]
+        self,
+        kb: str,
+        conversation: str,
+        question: str,
+        top_k: int | None,
+        kv_budget: float | None,
+        cancelled: Callable[[], bool],
     ) -> Iterator[str]:
         """Yield the answer to the next turn of a conversation. The turn is stored before the iterator ends.
 
@@ -225,7 +231,7 @@ class Tenant:
 
             # Left while the caller has a piece: cancellation belongs to the thread, which may serve another request meanwhile.
             with cancellable(stopped):
-                resumed = base.conversation(conversation)
+                resumed = base.conversation(conversation, kv_budget=kv_budget)
             sending = cast("Generator[str, None, None]", base.send(resumed, question, top_k=top_k))
             with resumed, closing(sending) as pieces:
                 while True:
