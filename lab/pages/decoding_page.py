@@ -17,8 +17,8 @@ QUALITY, ENTRIES = "decoding.json", "decoding_entries.json"
 """Results on all kinds of text, and those of the slow strategy `entries` on one kind of text."""
 ABLATIONS, FAR_ABLATIONS = "decoding_ablations.json", "decoding_ablations_far.json"
 """Results with each technique left out, and results far into a text, where some techniques gain most."""
-READS = "decoding_reads.json"
-"""Strategies compared at equal bytes read, on a real model's keys."""
+READS = ("decoding_reads_1.5b.json", "decoding_reads_0.5b.json", "decoding_reads_4k.json")
+"""Strategies compared at equal bytes read, on real models' keys, the longest texts of the largest model first."""
 COSTS = {
     "decode_cost_outline.json": "Memory for all KV, `outline`",
     "decode_cost.json": "Memory for 30 % of all KV, every strategy",
@@ -31,14 +31,14 @@ COSTS = {
 
 _SHARES = "The recall that `dynakv` misses and the pages it reads, as shares of another strategy's on the same texts:"
 
-FILES: Sequence[str] = (READS, QUALITY, ENTRIES, ABLATIONS, FAR_ABLATIONS, *COSTS)
+FILES: Sequence[str] = (*READS, QUALITY, ENTRIES, ABLATIONS, FAR_ABLATIONS, *COSTS)
 """The results that `parts` needs."""
 
 
 def parts(found: Mapping[str, Result | None]) -> dict[str, str]:
     """Return every part of the page by its marker, from the results by file name."""
     return {
-        "decoding-reads": equal_reads(found[READS]),
+        "decoding-reads": "\n\n".join(equal_reads(found[name]) for name in READS),
         "decoding-targets": decoding_targets(found),
         "decoding-quality": strategies(found[QUALITY]),
         "decoding-entries": beside_entries(found[ENTRIES]),
@@ -62,13 +62,8 @@ def dense_scores(result: Result) -> str:
 
 @if_measured
 def equal_reads(result: Result) -> str:
-    """Return the results of each strategy by budget; of a single text without intervals."""
+    """Return the results of each strategy by budget."""
     about = result["about"]
-    single = len(about["texts"]) == 1
-
-    def cell(row: Result, name: str) -> str:
-        return f"{row[name]:.3f}" if single else _estimate(row, name)
-
     lines = header(
         *("budget", "strategy", "output error", "of the best other's", "KL", "agrees with dense"),
         *("perplexity of dense's", "recall", "read mass", "index"),
@@ -79,24 +74,17 @@ def equal_reads(result: Result) -> str:
             line(
                 f"{row['budget']:.1%}",
                 f"`{row['strategy']}`",
-                cell(row, "output_error"),
+                _estimate(row, "output_error"),
                 "" if ratio is None else f"{ratio:.2f}",
-                *(cell(row, name) for name in ("kl", "agreement")),
+                *(_estimate(row, name) for name in ("kl", "agreement")),
                 f"{row['perplexity_of_dense']:.3f}",
-                *(cell(row, name) for name in ("recall", "attended_mass")),
+                *(_estimate(row, name) for name in ("recall", "attended_mass")),
                 f"{row['index_share']:.1%}",
             )
         )
-    decoded = (
-        f"{about['decode_tokens']} tokens decoded of each"
-        if not single
-        else f"{about['decode_tokens']} tokens decoded"
-    )
-    texts = f"{len(about['texts'])} texts" if not single else "One text (so there are no intervals)"
     conditions = (
-        f"{texts} of {about['prompt_tokens']:,} tokens, {decoded}, by {about['model']} ({about['dtype']})"
-        f"{'' if single else '; 95 % intervals over texts'}. `{about['command']}`, {about['date']}."
-        f"{' ' + about['note'] if 'note' in about else ''}"
+        f"{len(about['texts'])} texts of {about['prompt_tokens']:,} tokens, {about['decode_tokens']} tokens decoded of each, by "
+        f"{about['model']} ({about['dtype']}); 95 % intervals over texts. `{about['command']}`, {about['date']}."
     )
     return "\n".join([conditions, "", *lines])
 

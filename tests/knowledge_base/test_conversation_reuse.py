@@ -29,7 +29,7 @@ FIRST, LATER = (
 NEW_TOKENS = 6
 SMALL = {
     "window": 8,
-    "clusters": ClusterSettings(8, 16, buffer_entries=4),
+    "clusters": ClusterSettings(8, 16),
     "disk": DiskSettings(page_bytes=512),
 }
 WHOLE, TIGHT = OffloadSettings(1.0, **SMALL), OffloadSettings(0.5, 120_000, **SMALL)

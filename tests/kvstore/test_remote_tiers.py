@@ -4,8 +4,11 @@ How the store uses them, and its other tiers, is in `test_tiers_alike.py`.
 """
 
 import secrets
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +244,54 @@ def test_a_copy_is_aligned_and_independent() -> None:
     before = copy.clone()
     data[0] ^= 1
     assert np.array_equal(copy.numpy(), before.numpy())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"*4\r\x0brole\r\n",  # no number
+        b":7\r\n",  # a number where a list belongs
+        b"*1\r\n:7\r\n",
+        b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+        b"$2\r\n\xe5\xe5\r\n",
+        b"nothing of the protocol\r\n",
+    ],
+)
+def test_an_answer_that_is_none_makes_redis_unavailable(answer: bytes) -> None:
+    """Found by the campaign: a flipped bit on the way made the client raise what nobody caught."""
+    with answering(answer) as port:
+        tier = open_remote_tier(f"redis://127.0.0.1:{port}/0", "default")
+        for call in (
+            lambda: tier.get_many(["a"]),
+            lambda: tier.get_ranges("a", [(0, 4)]),
+            lambda: tier.put("a", b"x"),
+            lambda: tier.has_many(["a"]),
+            tier.sizes,
+            lambda: tier.delete(["a"]),
+        ):
+            try:
+                found = call()
+            except TierUnavailable:
+                continue
+            assert not found or answer.startswith(b"*1")  # a list of one number may be a length
+        tier.close()
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A server that gives one answer to everything; the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            while connection.recv(1 << 16):
+                connection.sendall(answer)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    with listener:
+        yield listener.getsockname()[1]

@@ -22,14 +22,14 @@ from typing import Any, Final
 
 import torch
 
-from kvweave_lab.faults import crashes, damage, errors
+from kvweave_lab.faults import crashes, damage, errors, shared
 from kvweave_lab.faults.checks import Broken
 from kvweave_lab.faults.disk import Loss
 from kvweave_lab.faults.homes import adapter
 from kvweave_lab.faults.workload import NAMES, draw
 from kvweave_lab.results_log import ResultsLog
 
-KINDS: Final = ("crash", "error", "damage", "entries")
+KINDS: Final = ("crash", "error", "damage", "entries", "shared")
 _ENTRY_ROUNDS: Final = 25
 """For each round of damage to a whole home: an entry is checked much faster."""
 VERSION: Final = 1
@@ -115,6 +115,8 @@ def run_history(kind: str, seed: int, size: Size, place: Path) -> History:
             errors.check_all(root, 2 * size.steps, random, report)
         elif kind == "entries":
             damage.check_entries(root, _ENTRY_ROUNDS * size.rounds, random, report)
+        elif kind == "shared":
+            shared.check_all(root, 2 * size.rounds, random, report)
         else:
             damage.check_all(root, size.steps, size.rounds, random, report)
     except Broken as error:

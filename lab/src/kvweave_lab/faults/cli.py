@@ -25,7 +25,7 @@ def faults(
     seed: Annotated[int, typer.Option(help="The first history's seed; each next one counts on.")] = 1,
     kinds: Annotated[
         str, typer.Option(help="Which faults, separated by commas.")
-    ] = "crash,error,damage,entries",
+    ] = "crash,error,damage,entries,shared",
     processes: Annotated[int, typer.Option(min=1, help="Histories at once.")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the log of histories; the same one resumes.")

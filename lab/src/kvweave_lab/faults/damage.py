@@ -27,6 +27,7 @@ from kvweave_lab.faults.disk import Disk, Loss
 from kvweave_lab.faults.homes import open_home
 from kvweave_lab.faults.workload import Step, draw
 
+Stored = tuple[ChunkKV | ChunkFeature, KVProvenance]
 Report = Callable[[str, str, str], None]
 """Gets a fault, the invariant that it broke (empty if none), and where and how."""
 
@@ -34,8 +35,8 @@ WAYS: Final = ("bit flipped", "bytes zeroed", "cut", "emptied", "lost", "grown",
 _PARTS: Final = {"kv": "entry", "vectors": "index", "conversations": "conversation"}
 _MOST_FILES: Final = 4
 _ATTEMPTS: Final = 5
-_SYSTEM: Final = ("5" * 32,)
-_MODEL: Final = ModelFingerprint("tiny", "weights", "tokenizer", "rope", "float32", "a" * 32)
+SYSTEM: Final = ("5" * 32,)
+MODEL: Final = ModelFingerprint("tiny", "weights", "tokenizer", "rope", "float32", "a" * 32)
 
 
 def check_all(root: Path, steps: int, rounds: int, random: Random, report: Report) -> None:
@@ -91,10 +92,10 @@ def check_entries(root: Path, rounds: int, random: Random, report: Report) -> No
 
     `report` is as for `check_all`, once for each file.
     """
-    stored = list(_entries())
+    stored = list(stored_entries())
     with ChunkStore(root) as store:
         for content, provenance in stored:
-            store.put(_MODEL, content, provenance, [digest_tokens(content.token_ids)])
+            store.put(MODEL, content, provenance, [digest_tokens(content.token_ids)])
     older, disk = _contents(root), Disk(root)
     for _ in range(rounds):
         disk.leave(root, Loss.NOTHING, random)
@@ -103,7 +104,7 @@ def check_entries(root: Path, rounds: int, random: Random, report: Report) -> No
         for path, way in zip(files, ways, strict=True):
             _damage_file(path, way, files, older, random)
         with ChunkStore(root) as store:
-            wrong = [content.token_ids for content, made in stored if not _is_right(store, content, made)]
+            wrong = [content.token_ids for content, made in stored if not is_right(store, content, made)]
             store.verify()
             sound = store.verify().sound
         broken = (
@@ -114,28 +115,34 @@ def check_entries(root: Path, rounds: int, random: Random, report: Report) -> No
         report(f"entry file {ways[-1]}", broken, f"{ways}: {wrong}" if broken else "")
 
 
-def _entries() -> Iterator[tuple[ChunkKV | ChunkFeature, KVProvenance]]:
+def stored_entries() -> Iterator[Stored]:
     """Yield KV in every storage, and a feature, with their provenances."""
     bits: tuple[Storage, ...] = ("int8", "int4")
     tensors = [torch.randn(2, 2, 1, 8, 4, generator=torch.Generator().manual_seed(each)) for each in range(4)]
     ids = [tuple(range(100 * each, 100 * each + 8)) for each in range(4)]
-    yield ChunkKV(ids[0], tensors[0]), KVProvenance("isolated", _SYSTEM)
+    yield ChunkKV(ids[0], tensors[0]), KVProvenance("isolated", SYSTEM)
     for number, storage in enumerate(bits, 1):
-        kind = KVProvenance(f"isolated-{storage}", _SYSTEM, exact=False)
+        kind = KVProvenance(f"isolated-{storage}", SYSTEM, exact=False)
         yield ChunkKV(ids[number], quantise(tensors[number], storage)), kind
-    yield ChunkFeature(ids[3], {"moved": tensors[3]}), KVProvenance("digest-12", _SYSTEM, exact=False)
+    yield ChunkFeature(ids[3], {"moved": tensors[3]}), KVProvenance("digest-12", SYSTEM, exact=False)
 
 
-def _is_right(store: ChunkStore, content: ChunkKV | ChunkFeature, made: KVProvenance) -> bool:
-    """Return whether a look-up finds nothing, or what was stored."""
+def is_right(
+    store: ChunkStore, content: ChunkKV | ChunkFeature, made: KVProvenance, *, found: bool = False
+) -> bool:
+    """Return whether a look-up finds what was stored, or nothing, unless it is to be `found`."""
     try:
         if isinstance(content, ChunkFeature):
-            (feature,) = store.find_features(_MODEL, [(content.token_ids, made)])
-            return feature is None or torch.equal(feature.tensors["moved"], content.tensors["moved"])
-        found = store.get(_MODEL, content.token_ids, made)
-        return found is None or torch.equal(found.kv, content.kv)
+            (feature,) = store.find_features(MODEL, [(content.token_ids, made)])
+            return (
+                not found
+                if feature is None
+                else torch.equal(feature.tensors["moved"], content.tensors["moved"])
+            )
+        entry = store.get(MODEL, content.token_ids, made)
+        return not found if entry is None else torch.equal(entry.kv, content.kv)
     except DamagedEntry:  # found by the first use of a layer
-        return True
+        return not found
 
 
 def _followed(root: Path, advice: str) -> bool:

@@ -6,7 +6,7 @@ folders. An entry that the server evicts or lets expire is a miss.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlsplit
 
 from kvweave.errors import InvalidRequest, TierUnavailable
@@ -21,6 +21,7 @@ SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 CONNECT_WITHIN_S = 2.0
 ANSWER_WITHIN_S = 10.0  # for each part of an answer, not for all of it
 _BATCH = 1000
+_T = TypeVar("_T")
 
 
 class RedisTier:
@@ -45,13 +46,13 @@ class RedisTier:
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Blob]:
         with self._translated_errors():
             values = self._client.mget([self._prefix + key for key in keys]) if keys else []
-        return {key: value for key, value in zip(keys, values, strict=True) if isinstance(value, bytes)}
+            return {key: value for key, value in zip(keys, values, strict=True) if isinstance(value, bytes)}
 
     def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[Blob] | None:
         with self._translated_errors(), self._client.pipeline(transaction=False) as pipe:
             for begin, end in ranges:
                 pipe.getrange(self._prefix + key, begin, end - 1)
-            parts = pipe.execute()
+            parts = _all(bytes, pipe.execute(), len(ranges))
         return parts if any(parts) else None  # no entry is empty
 
     def put(self, key: str, data: Blob) -> None:
@@ -90,17 +91,34 @@ class RedisTier:
         with self._translated_errors(), self._client.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.strlen(self._prefix + key)
-            lengths = pipe.execute() if keys else []
+            lengths = _all(int, pipe.execute() if keys else [], len(keys))
         return zip(keys, lengths, strict=True)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
+        """Raise TierUnavailable for what the server refuses, and for answers that are none.
+
+        What is left of such an answer must not become the next one's beginning, so that connections are closed.
+        """
         from redis.exceptions import RedisError
 
         try:
             yield
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if not isinstance(error, RedisError | OSError):
+                self._client.connection_pool.disconnect()
             raise TierUnavailable(f"{self.location} does not do what is asked ({error})") from error
+
+
+def _all(kind: type[_T], values: object, count: int) -> list[_T]:
+    """Return the values of an answer if it has `count` of this kind; raise ValueError for another answer."""
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(isinstance(each, kind) for each in values)
+    ):
+        raise ValueError(f"an answer of {count} values of kind {kind.__name__} is something else")
+    return values
 
 
 def _client(url: str) -> "Redis":
