@@ -18,7 +18,7 @@ from kvweave.decode.clusters.retrieval import ClusterRetriever, Portion, valid_n
 from kvweave.decode.clusters.selection import score_clusters
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.retriever import CacheHooks, TokenBudget, token_budget
 from kvweave.decode.settings import ClusterSettings, OffloadSettings, raise_if_invalid
 from kvweave.decode.shared_state import SharedState
 from kvweave.decode.store.cluster_store import ClusterStore
@@ -130,9 +130,8 @@ class CentroidClusters(ClusterRetriever):
         assigned = k_means(points, -(-keys.shape[1] // clustering.mean_entries))
         largest = clustering.max_entries
         clusters = [members(points[head], assigned[head], largest) for head in range(keys.shape[0])]
-        stored_entries, budget = keys.shape[1], settings.kv_budget
-        limit = self.candidates * (budget * stored_entries if budget <= 1 else budget)
-        order = write_order(points, clusters, queries, int(min(limit, stored_entries)))
+        limit = self.candidates * token_budget(settings, keys.shape[1]).total
+        order = write_order(points, clusters, queries, int(min(limit, keys.shape[1])))
         more = max(map(len, clusters))
         self.reserve(clusters=more, rows=0)
         self.centroids.make_room(self.layer, more)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.clusters.retrieval import ClusterRetriever, with_prefix, write_order
-from kvweave.decode.retriever import CacheHooks, TokenBudget
+from kvweave.decode.retriever import CacheHooks, TokenBudget, token_budget
 from kvweave.decode.shared_state import SharedState
 from kvweave.ops.partial_attention import PartialAttention
 
@@ -49,10 +49,7 @@ class OutlinedClusters(ClusterRetriever):
             self.centre = None if entry_format.storage == "exact" else outlines.origin
         stored, heads, count = self.without_centre(keys), *exact.shape[:2]
         clusters = outlines.groups(exact, others, sizes.mean_entries, sizes.max_entries)
-        budget = settings.kv_budget
-        order = write_order(
-            exact, clusters, asked, int(min(budget * count if budget <= 1 else budget, count))
-        )
+        order = write_order(exact, clusters, asked, min(token_budget(settings, count).total, count))
         self._make_room(max(map(len, clusters)), count)
         owners = torch.zeros(heads, count, dtype=torch.int32)
         for head, own in enumerate(clusters):
