@@ -122,11 +122,14 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock on a file, created if missing; wait for the process or thread that has it."""
+def hold_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the lock on a file, created if missing; wait for the process or thread that has it.
+
+    A `shared` lock may be held by several at the same time, and by none beside the other kind.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

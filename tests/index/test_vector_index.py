@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
+from kvweave.files import hold_lock
 from kvweave.index import vector_index
 from kvweave.index.documents import document_version, row_id
 from kvweave.index.search import fuse_rankings
@@ -156,6 +157,26 @@ def test_texts_of_many_rows(index: VectorIndex) -> None:
     names = [row_id(document_version("/it's", "d"), n) for n in range(1500)]
     assert index.texts([*names, "unknown", "odd'name"]) == dict(zip(names, words, strict=True))
     assert index.texts([]) == {}
+
+
+def test_files_of_a_killed_writer_go_with_the_next_sweep_unless_somebody_writes(
+    index: VectorIndex, tmp_path: Path
+) -> None:
+    """LanceDB keeps files that no version names for a week, with text that was removed since."""
+    index.add(chunks("/a", "the boat"), axis(0))
+    index.sweep(visible("/a"), grace_s=0)
+    assert not index.has_old_files
+    data = tmp_path / "vectors" / f"{vector_index.TABLE}.lance" / "data"
+    left = data / "left-by-a-killed-writer.lance"
+    left.write_bytes(next(data.iterdir()).read_bytes())
+    assert index.has_old_files
+    with hold_lock(tmp_path / "vectors" / "writers.lock", shared=True):
+        index.sweep(visible("/a"), grace_s=0)
+        assert left.exists()
+    index.sweep(visible("/a"), grace_s=0)
+    assert not left.exists()
+    assert not index.has_old_files
+    assert [found.text for found in index.search("boat", axis(0)[0], 1, visible("/a"))] == ["the boat"]
 
 
 def test_delete_and_sweep(index: VectorIndex, tmp_path: Path) -> None:

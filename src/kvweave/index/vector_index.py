@@ -5,10 +5,11 @@ without a vector by its words alone.
 """
 
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
@@ -19,10 +20,11 @@ import lancedb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 from lancedb.index import FTS
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
-from kvweave.files import age_s
+from kvweave.files import age_s, hold_lock, make_folder, try_lock
 from kvweave.index.documents import document_version, row_id
 from kvweave.index.durable import Durability
 from kvweave.index.search import (
@@ -52,8 +54,10 @@ _WORDS_FIELD: Final = pa.field(COLUMN, pa.string())
 _COLUMN_PREFIX: Final = "words_"
 _FILLED_ROWS: Final = 2000
 
-_TEMPORARY: Final = "*.tmp*"
-"""The names of files that are being written, by LanceDB too."""
+_WRITERS: Final = "writers.lock"
+"""Whoever writes holds a shared lock on it. Nobody does when files are deleted that no version names."""
+_TEMPORARY: Final = ".tmp"
+"""In the names of files that are being written, by LanceDB too."""
 _NEVER: Final = timedelta(days=36_500)
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
@@ -113,8 +117,9 @@ class VectorIndex:
                 "use the model it was made with, or another knowledge base"
             )
         try:
-            _prepare_words(self.table)
-            self._durability.begin(self.table.version)
+            with self._writing():
+                _prepare_words(self.table)
+                self._durability.begin(self.table.version)
         except (RuntimeError, ValueError, OSError) as error:
             # The folder may be read-only. Searches then use the index that is there.
             _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
@@ -133,15 +138,16 @@ class VectorIndex:
         assert vectors is None or vectors.shape == (len(chunks), self._dimensions), vectors.shape
         if not chunks:
             return
-        if vectors is None:
-            _retried(self._allow_rows_without_vector)
-        now = time.time()
-        rows = arrow_table(chunks, vectors, now, self.schema)
-        _retried(partial(self.table.add, rows))
-        # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
-        # Only *older* rows: two processes that add one document must not delete each other's.
-        self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
-        self._sync()
+        with self._writing():
+            if vectors is None:
+                _retried(self._allow_rows_without_vector)
+            now = time.time()
+            rows = arrow_table(chunks, vectors, now, self.schema)
+            _retried(partial(self.table.add, rows))
+            # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
+            # Only *older* rows: two processes that add one document must not delete each other's.
+            self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
+            self._sync()
 
     @_as_store_errors()
     def without_vector(self, row_ids: Sequence[str]) -> dict[tuple[str, str], str]:
@@ -159,8 +165,9 @@ class VectorIndex:
         }
         table = pa.table(columns, schema=pa.schema([self.schema.field(name) for name in columns]))
         merge = self.table.merge_insert(["row_id", "digest"]).when_matched_update_all()
-        _retried(partial(merge.execute, table))
-        self._sync()
+        with self._writing():
+            _retried(partial(merge.execute, table))
+            self._sync()
 
     @_as_store_errors()
     def search(
@@ -217,7 +224,8 @@ class VectorIndex:
 
         Take the time before you check that the versions are not listed: then rows that are added after the check stay.
         """
-        self._delete_rows(versions, f"written_s < {before_s!r}")
+        with self._writing():
+            self._delete_rows(versions, f"written_s < {before_s!r}")
 
     @_as_store_errors()
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
@@ -231,22 +239,14 @@ class VectorIndex:
             grace_s: rows and files younger than this, in seconds, are kept: other processes may need them.
         """
         before = time.time() - grace_s
-        old = self.table.search().where(f"written_s <= {before!r}").select(["version"])
-        versions = set(old.to_arrow()["version"].to_pylist())
-        deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
-        _fill_words(self.table)
-        unused = timedelta(seconds=max(grace_s, 0.001))
+        with self._writing():
+            old = self.table.search().where(f"written_s <= {before!r}").select(["version"])
+            versions = set(old.to_arrow()["version"].to_pylist())
+            deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
+            _fill_words(self.table)
         try:
-            if self._rewrite or _has_deleted_rows(self.table):
-                _retried(partial(_split, self.table))
-                _retried(
-                    lambda: self.table.optimize(cleanup_older_than=_NEVER)
-                )  # indexes the row, else files are not joined
-            _retried(lambda: self.table.optimize(cleanup_older_than=_NEVER))
-            self._sync()  # before the files go that it replaces
-            _retried(lambda: self.table.optimize(cleanup_older_than=unused))
-            self._rewrite = False
-            self._delete_abandoned()
+            self._compact()
+            self._delete_unused(timedelta(seconds=max(grace_s, 0.001)))
         except RuntimeError as error:
             _log.info("index not compacted this time: %s", _first_line(error))
         return deleted
@@ -254,8 +254,8 @@ class VectorIndex:
     @property
     @_as_store_errors()
     def has_old_files(self) -> bool:
-        """Whether a `sweep` may delete files: those of earlier versions of the table, which hold deleted rows."""
-        return len(self.table.list_versions()) > 1
+        """Whether a `sweep` may delete files with deleted rows: those of earlier versions of the table, or of killed writers."""
+        return len(self.table.list_versions()) > 1 or self._swept() != self._file_names()
 
     def _rows(self, row_ids: Sequence[str], condition: str = "") -> Iterator[dict[str, str]]:
         """Yield row id, digest and text of the rows with these ids that meet a condition."""
@@ -263,15 +263,48 @@ class VectorIndex:
             rows = self.table.search().where(in_list("row_id", names) + condition)
             yield from rows.select(["row_id", "digest", "text"]).to_list()
 
-    def _delete_abandoned(self) -> None:
-        """Delete temporary files that killed writers have left, which LanceDB keeps for ever.
+    def _compact(self) -> None:
+        """Join small files, and write those with deleted rows again."""
+        with self._writing():
+            if self._rewrite or _has_deleted_rows(self.table):
+                _retried(partial(_split, self.table))
+                _retried(
+                    lambda: self.table.optimize(cleanup_older_than=_NEVER)
+                )  # indexes the row, else files are not joined
+            _retried(lambda: self.table.optimize(cleanup_older_than=_NEVER))
+            self._sync()  # before the files go that it replaces
+            self._rewrite = False
 
-        It keeps other files without a version for a week. `delete_unverified` would delete them at once, and with them those that
-        another process is just writing.
+    def _delete_unused(self, older_than: timedelta) -> None:
+        """Delete the files of earlier versions and, while nobody writes, those of killed writers.
+
+        LanceDB keeps files that no version names for a week, since somebody may be writing them, and temporary files for ever.
         """
-        for path in self._folder.rglob(_TEMPORARY):
-            if age_s(path) > GRACE_S:
+        with try_lock(self._folder / _WRITERS) as alone:
+            if alone:
+                _retried(lambda: self.table.optimize(cleanup_older_than=older_than, delete_unverified=True))
+                (self._folder / _WRITERS).write_text(self._file_names())
+        if not alone:
+            with self._writing():
+                _retried(lambda: self.table.optimize(cleanup_older_than=older_than))
+        for path in _files_in(self._folder):
+            if _TEMPORARY in path.name and age_s(path) > GRACE_S:
                 path.unlink(missing_ok=True)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Keep others from deleting the files that are being written, which no version names yet."""
+        return hold_lock(self._folder / _WRITERS, shared=True)
+
+    def _file_names(self) -> str:
+        """Return a digest of the names of all files of the table."""
+        names = sorted(map(str, _files_in(self._folder / f"{TABLE}.lance")))
+        return xxhash.xxh3_64_hexdigest("\n".join(names).encode())
+
+    def _swept(self) -> str:
+        """Return what `_file_names` was after a sweep that left no file of a killed writer."""
+        with suppress(OSError):
+            return (self._folder / _WRITERS).read_text()
+        return ""
 
     def _sync(self) -> None:
         """Write to the disk what LanceDB has written: a commit of the catalogue that needs it may follow, and LanceDB does not."""
@@ -294,7 +327,9 @@ class VectorIndex:
         def table() -> Any:
             if TABLE in connection.list_tables().tables:
                 return connection.open_table(TABLE)
-            return connection.create_table(TABLE, schema=self.schema, exist_ok=True)
+            make_folder(folder)
+            with self._writing():
+                return connection.create_table(TABLE, schema=self.schema, exist_ok=True)
 
         return _retried(table)
 
@@ -302,6 +337,11 @@ class VectorIndex:
         """Make the column nullable in a table that an earlier version of kvweave has created."""
         if not self.table.schema.field("vector").nullable:
             self.table.alter_columns({"path": "vector", "nullable": True})
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and those below it; LanceDB may be deleting some meanwhile."""
+    return (Path(place, name) for place, _, names in os.walk(folder) for name in names)
 
 
 @cache

@@ -52,7 +52,7 @@ class RedisTier:
         with self._translated_errors(), self._client.pipeline(transaction=False) as pipe:
             for begin, end in ranges:
                 pipe.getrange(self._prefix + key, begin, end - 1)
-            parts = _all(bytes, pipe.execute(), len(ranges))
+            parts: list[Blob] = [*_all(bytes, pipe.execute(), len(ranges))]
         return parts if any(parts) else None  # no entry is empty
 
     def put(self, key: str, data: Blob) -> None:
