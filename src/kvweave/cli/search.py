@@ -21,11 +21,12 @@ def search(
 ) -> None:
     """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
     from kvweave.cli.output import print_json
+    from kvweave.facts import facts
 
     with options.open_kb() as base:  # report a missing knowledge base before seconds of imports
         found = base.explained_passages(question, options.top_k)
     if json:
-        print_json(found)
+        print_json([{"source": each.source, **facts(each)} for each in found])
         return
     for number, passage in enumerate(found, 1):
         _show(number, passage)
