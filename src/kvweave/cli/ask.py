@@ -95,15 +95,17 @@ def _ask_server(
     assert server.client is not None
     wanted = {name: value for name, value in given.items() if value is not None and value is not False}
     explaining = {"explain": True} if explain else {}
-    stream = server.client.ask(kb, question, {**server.options, **wanted, **explaining})
     printed = False
+
+    def show(piece: str) -> None:
+        nonlocal printed
+        if not quiet:
+            echo(piece, end="")
+            printed = True
+
     try:
         with server.client:
-            for piece in stream:
-                if not quiet:
-                    echo(piece, end="")
-                    printed = True
-            return stream.answer, stream.tokens
+            return server.client.ask(kb, question, {**server.options, **wanted, **explaining}, show)
     except (ServerUnavailable, ServerRefused) as error:
         if printed:
             raise ServerUnavailable(f"{error}; the answer above is incomplete: ask again") from error
