@@ -1,5 +1,7 @@
 """Tells a file's kind from its name or its first bytes."""
 
+import os
+from collections.abc import Collection
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -47,6 +49,16 @@ def content_suffix(name: str) -> str:
     if path.suffix.lower() == ".gz":
         path = PurePath(path.stem)
     return ".mbox" if path.name.lower() == "mbox" else path.suffix.lower()
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a file's name, with a number before its suffix if the name is taken."""
+    stem, suffix = os.path.splitext(name)
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{stem} ({number}){suffix}"
+    return free
 
 
 def outer_file(source: str) -> str:
