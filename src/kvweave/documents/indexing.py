@@ -315,7 +315,7 @@ class IndexRun:
         chunks = {
             document_version(document.source, document.digest): len(those) for document, those in pending
         }
-        rows = self._index.rows_of(chunks.keys())
+        rows = self._index.rows_by_version(chunks.keys())
         if any(rows.get(version, 0) < count for version, count in chunks.items()):
             raise StoreError(
                 "another process has emptied the knowledge base just now; add the documents again"
