@@ -12,8 +12,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvweave.cli.interrupted import interrupt_behind, message
-from kvweave.cli.terminal import harmless, prints_unicode
+from kvweave.cli.terminal import harmless, interrupt_behind, message, prints_unicode
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.plugins import more_in_lab, plugins
 from kvweave.version import __version__

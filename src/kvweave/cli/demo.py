@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing
+from kvweave.cli.terminal import keeps_nothing
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -9,7 +9,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
 
-Choice = TypeVar("Choice", bound=str)
 Command = Callable[..., None]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
@@ -274,22 +273,15 @@ def given_by(source: str, context: typer.Context) -> list[str]:
     return [name for name, found in sources if found is not None and found.name == source]
 
 
-def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:
-    """Return the members of `known` with these names. Raises InvalidRequest, listing `known`, for an unknown name."""
-    from kvweave.errors import InvalidRequest
-
-    by_name = {str(one): one for one in known}
-    for name in names:
-        if name not in by_name:
-            raise InvalidRequest(f"there is no {what} {name!r}; choose one of {', '.join(by_name)}")
-    return [by_name[name] for name in names]
-
-
 def tier_named(name: str) -> "TierName":
     """Return the tier of this name. Raises InvalidRequest for an unknown name."""
+    from kvweave.errors import InvalidRequest
     from kvweave.kvstore.reports import TIERS
 
-    return chosen([name], TIERS, "tier")[0]
+    for tier in TIERS:
+        if tier == name:
+            return tier
+    raise InvalidRequest(f"there is no tier {name!r}; choose one of {', '.join(TIERS)}")
 
 
 def size_bytes(text: str) -> int:
