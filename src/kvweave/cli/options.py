@@ -1,5 +1,6 @@
 """Options that several commands share. `SharedOptions` declares each once; `with_options` adds them to a command."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kvweave.kvstore.reports import TierName
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.state.knowledge_base_state import Progress
 
 Command = Callable[..., None]
 
@@ -92,16 +94,14 @@ class SharedOptions:
         """Open the existing knowledge base that the options name."""
         from kvweave.knowledge_base import open_existing
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         return open_existing(self.kb, home=self.home, **self._settings())
 
     def make_kb(self) -> "KnowledgeBase":
         """Open the knowledge base that the options name, and create it if it does not exist."""
         from kvweave.knowledge_base import open_knowledge_base
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
     def config(self, **more: Any) -> "Config":
@@ -114,8 +114,7 @@ class SharedOptions:
         """Load the model that the options name, else `default`, else the shipped reference model."""
         from kvweave.models.loading import load_model
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         model = default if self.model is None else self.model
         return load_model(model, **self._loading(), home=self.home)
 
@@ -130,8 +129,7 @@ class SharedOptions:
         from kvweave.home import default_home
         from kvweave.models.loading import model_files
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         return model_files(self.model, self.home or default_home())
 
     def _loading(self) -> dict[str, str]:
@@ -254,15 +252,28 @@ def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Paramet
     )
 
 
-def _show_conversions() -> None:
-    """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set."""
+def _before_models() -> None:
+    """Keep libraries quiet, and show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set.
+
+    The bar is for commands that show no other one. Most calls of these commands convert nothing.
+    """
     from kvweave.models.gguf.conversions import report_to
 
+    shown = contextlib.ExitStack()
+    report: Progress | None = None
+
     def show(stage: str, done: int, total: int) -> None:
-        from kvweave.cli.output import show_conversion
+        nonlocal report
+        from kvweave.cli.output import STDERR, progress_bar
 
-        show_conversion(stage, done, total)
+        if report is None:
+            report = shown.enter_context(progress_bar(quiet=not STDERR.is_terminal))
+        report(stage, done, total)
+        if done >= total:
+            shown.close()
+            report = None
 
+    quiet_libraries()
     if not os.environ.get("KVWEAVE_QUIET"):
         report_to(show)
 
