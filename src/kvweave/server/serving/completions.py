@@ -41,7 +41,7 @@ class CompletionRequest:
 
     Attributes:
         messages: of the chat, in order; the last one is answered.
-        text: instead of messages, a text to continue as it is.
+        text: instead of messages, documents and kb, a text to continue as it is.
         documents: chunks that the caller has retrieved, in the order of the prompt.
         kb: instead of documents, the knowledge base that holds them; the last message is the question.
         options: how it is answered; read only.
@@ -54,10 +54,6 @@ class CompletionRequest:
     options: AskKeywords = field(default_factory=AskKeywords, hash=False)
 
     def __post_init__(self) -> None:
-        if self.text is not None and (self.messages or self.documents or self.kb):
-            raise InvalidRequest(
-                "a text to continue is given with messages, documents or kb; give one of them"
-            )
         if self.text is None and not self.messages:
             raise InvalidRequest("there are no messages; give at least one")
         if self.documents and self.kb:
