@@ -101,8 +101,7 @@ def mcp(
     require("mcp", "the MCP server", "mcp")
     from kvweave.config import split
     from kvweave.server.mcp.sources import HomeSource
-    from kvweave.server.mcp.tools import mcp_server
-    from kvweave.server.mcp.transports import prints_to_stderr, serve_http, serve_stdio
+    from kvweave.server.mcp.tools import mcp_server, prints_to_stderr, serve_http, serve_stdio
 
     config = options.config()
     with HomeSource(config, lambda kb: dataclasses.replace(options, kb=kb).open_kb()) as source:
