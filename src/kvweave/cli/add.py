@@ -103,21 +103,15 @@ def _prepare(
 
 
 def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
-    from kvweave.cli.output import print_json
+    from rich.text import Text
+
+    from kvweave.cli.output import STDERR, STDOUT, print_json, say, seconds
+    from kvweave.cli.preparation import worker_sentence
     from kvweave.facts import facts
 
     if json:
         print_json(done if worker is None else {**facts(done), "preparation": facts(worker)})
-    else:
-        _print_text(done, worker)
-
-
-def _print_text(done: "AddReport", worker: "Worker | None") -> None:
-    from rich.text import Text
-
-    from kvweave.cli.output import STDERR, STDOUT, say, seconds
-    from kvweave.cli.preparation import worker_sentence
-
+        return
     lines = [
         *(("skipped", _naming(each)) for each in done.skipped),
         *(("note", f"{each.path}: {each.note}") for each in done.notes),

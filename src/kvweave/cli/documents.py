@@ -8,19 +8,22 @@ import typer
 from kvweave.cli import options as opt
 from kvweave.cli.preparation import sentence
 from kvweave.cli.terminal import echo
+from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvweave.index.documents import ListedDocument
-    from kvweave.knowledge_base import KnowledgeBase
 
 
 @opt.with_options(*opt.KB)
 def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """List the documents in a knowledge base, and how far their chunks are prepared."""
+    from kvweave.server.choice import preparing_server
+
     with options.open_kb() as base:
         documents, with_kv = base.documents(), base.preparation.chunks_with_kv()
         status = base.preparation.status()
-        left = sentence(status, _server(base, options.kb) if status.left and status.process is None else "")
+        unattended = status.left and status.process is None
+        left = sentence(status, preparing_server(base.config, options.kb) if unattended else "")
     if not documents and not json:
         print(f"knowledge base {options.kb!r} holds no documents; add some with `kvweave add PATH`")
         return
@@ -55,12 +58,6 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
         say(f"\n{left}")
 
 
-def _server(base: "KnowledgeBase", kb: str) -> str:
-    from kvweave.server.choice import preparing_server
-
-    return preparing_server(base.config, kb)
-
-
 def _doubts(document: "ListedDocument") -> str:
     copy = [f"the same as {document.same_as}"] if document.same_as else []
     return "; ".join([*document.notes, *copy])
@@ -78,7 +75,6 @@ def rm(
 ) -> None:
     """Remove documents with their chunks, vectors, KV and answers. The files themselves stay."""
     from kvweave.cli.output import STDOUT, print_json
-    from kvweave.errors import InvalidRequest
 
     if bool(paths) == everything:
         raise InvalidRequest("name the documents to remove, or --all")
