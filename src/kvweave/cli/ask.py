@@ -7,6 +7,7 @@ import typer
 
 from kvweave.cli import options as opt
 from kvweave.cli.terminal import echo
+from kvweave.errors import ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from kvweave.options import AskKeywords
@@ -92,8 +93,6 @@ def _ask_server(
     server: "ServerChoice", kb: str, question: str, given: "AskKeywords", *, explain: bool, quiet: bool
 ) -> "Answered | None":
     """Ask the running server; print the pieces unless `quiet`. Return None if this process must answer."""
-    from kvweave.errors import ServerRefused, ServerUnavailable
-
     assert server.client is not None
     wanted = {name: value for name, value in given.items() if value is not None and value is not False}
     explaining = {"explain": True} if explain else {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvweave.background.runner import BackgroundReport
@@ -54,8 +55,6 @@ def idle(
     quiet: opt.Quiet = False,
 ) -> None:
     """Prepare chunks, predict questions, precompute their answers, refresh cached answers. Yields to every request."""
-    from kvweave.errors import InvalidRequest
-
     actions = {"--watch": watch, "--status": status, "--chunks-only": chunks_only}
     if len(given := [flag for flag, is_given in actions.items() if is_given]) > 1:
         raise InvalidRequest(f"{' and '.join(given)} do not go together; give one of them")
@@ -239,8 +238,6 @@ def _print_trials(result: "CalibrationResult") -> None:
 
 def _questions_in(path: Path) -> list[str]:
     """Return the questions of a file of JSON lines. Raises InvalidRequest for any other line."""
-    from kvweave.errors import InvalidRequest
-
     found: dict[str, None] = {}
     for number, value in opt.json_lines(path):
         question = value.get("question") if isinstance(value, dict) else None

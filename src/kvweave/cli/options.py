@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import re
 import sys
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvweave.config import Setting, all_settings, environment_variable, meanings
+from kvweave.config import Setting, all_settings, environment_variable, meanings, read_config
+from kvweave.errors import InvalidRequest
+from kvweave.home import default_home
 
 if TYPE_CHECKING:
     from kvweave.config import Config
@@ -106,8 +109,6 @@ class SharedOptions:
 
     def config(self, **more: Any) -> "Config":
         """Return the settings, including `more` settings that the command itself declares."""
-        from kvweave.config import read_config
-
         return read_config(self.home, **{**self._settings(), **more})
 
     def load_model(self, default: str | None = None) -> "Adapter":
@@ -126,7 +127,6 @@ class SharedOptions:
 
     def model_place(self) -> str:
         """Return where transformers finds the model: a folder or a hub id. Converts a GGUF file that was not converted yet."""
-        from kvweave.home import default_home
         from kvweave.models.loading import model_files
 
         _before_models()
@@ -286,7 +286,6 @@ def given_by(source: str, context: typer.Context) -> list[str]:
 
 def tier_named(name: str) -> "TierName":
     """Return the tier of this name. Raises InvalidRequest for an unknown name."""
-    from kvweave.errors import InvalidRequest
     from kvweave.kvstore.reports import TIERS
 
     for tier in TIERS:
@@ -297,8 +296,6 @@ def tier_named(name: str) -> "TierName":
 
 def size_bytes(text: str) -> int:
     """Return the bytes of a size such as 500MB or 20GB. Raises InvalidRequest for any other text."""
-    from kvweave.errors import InvalidRequest
-
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InvalidRequest(f"{text!r} is not a size; write for example 500MB or 20GB")
@@ -310,10 +307,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
     Raises InvalidRequest for a file that is not UTF-8, OSError for one that cannot be read.
     """
-    import json
-
-    from kvweave.errors import InvalidRequest
-
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.errors import InvalidRequest, PathNotFound
 
 if TYPE_CHECKING:
     from kvweave.knowledge_base import KnowledgeBase
@@ -72,8 +73,6 @@ def prepare(
 
 def _read(file: Path) -> list[str]:
     """Return the chunks of a file; raises InvalidRequest for a line that has none, PathNotFound for no file."""
-    from kvweave.errors import InvalidRequest, PathNotFound
-
     if not file.is_file():
         raise PathNotFound(f"there is no file {file}")
     found = []

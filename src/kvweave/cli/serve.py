@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.config import Setting, all_settings, environment_variable
+from kvweave.config import Setting, all_settings, environment_variable, split
 from kvweave.extras import require
 
 _SIZES = "_bytes"
@@ -99,7 +99,6 @@ def mcp(
     The tools use a running server of the same home if there is one. Standard output carries only the protocol.
     """
     require("mcp", "the MCP server", "mcp")
-    from kvweave.config import split
     from kvweave.server.mcp.sources import HomeSource
     from kvweave.server.mcp.tools import mcp_server, prints_to_stderr, serve_http, serve_stdio
 
