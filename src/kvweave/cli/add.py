@@ -158,7 +158,7 @@ def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
 
 def _kinds(sources: list[str]) -> list[tuple[str, int]]:
     """Return the number of documents of each kind of file, most frequent first."""
-    from kvweave.documents.file_types import content_suffix
+    from kvweave.documents.files import content_suffix
 
     return Counter(content_suffix(source) or "without a suffix" for source in sources).most_common()
 

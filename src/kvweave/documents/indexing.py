@@ -18,8 +18,7 @@ from typing import Final
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.documents.chunking import Chunker
-from kvweave.documents.file_finder import find_files
-from kvweave.documents.file_types import MAILS, content_suffix, outer_file
+from kvweave.documents.files import MAILS, content_suffix, find_files, outer_file
 from kvweave.documents.formats.mail import message_ids
 from kvweave.documents.reader_process import FileReader
 from kvweave.documents.readers import ReadFile, digest_file

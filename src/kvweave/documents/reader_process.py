@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from kvweave.cancellation import check_cancelled
 from kvweave.documents.extracted import ReadContext
-from kvweave.documents.file_types import content_suffix
+from kvweave.documents.files import content_suffix
 from kvweave.documents.readers import RISKY, ReadFile, read_file
 from kvweave.errors import DocumentError, KvweaveError, MissingExtra, UnreadableDocument
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvweave.documents.extracted import Attachment, Extracted, ReadContext, clean, without
-from kvweave.documents.file_types import MARKDOWN, binary_kind, content_suffix, free_name, kind_without_text
+from kvweave.documents.files import MARKDOWN, binary_kind, content_suffix, free_name, kind_without_text
 from kvweave.documents.formats import mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile

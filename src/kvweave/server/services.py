@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from starlette.requests import Request
 
 from kvweave.config import Config
-from kvweave.documents.file_types import outer_file
+from kvweave.documents.files import outer_file
 from kvweave.results import AnswerCacheUse, Piece, Prefill
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
 from kvweave.cancellation import check_cancelled
-from kvweave.documents.file_types import free_name
+from kvweave.documents.files import free_name
 from kvweave.documents.reader_process import FileReader
 from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
 from kvweave.facts import facts

@@ -18,7 +18,7 @@ from typing import Final
 
 from kvweave.documents.encodings import decode, decode_as
 from kvweave.documents.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean, damaged
-from kvweave.documents.file_types import content_suffix
+from kvweave.documents.files import content_suffix
 from kvweave.documents.formats.mail_quotes import QuotedMail, without_quotes, words_of
 from kvweave.documents.html import Extent, HtmlText, read_html
 from kvweave.errors import UnreadableDocument
