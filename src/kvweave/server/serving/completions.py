@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from kvweave.answering.kb_question import Asked
 from kvweave.answering.settings import Settings
-from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
@@ -158,19 +157,18 @@ class DocumentPrompt(Asked):
         self.answered(self, answer)
 
 
-def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:
+def plain_options(settings: Settings, given: AskKeywords) -> AskOptions:
     """Return the options of a request without documents.
 
     Raises InvalidRequest if the request names a recipe that reuses more than exact prefixes.
     """
-    recipe = request.options.get("recipe")
-    given = None if recipe == AUTO else recipe
-    if given is not None and not _plain(settings.recipe(given)):
+    recipe = None if given.get("recipe") == AUTO else given.get("recipe")
+    if recipe is not None and not _plain(settings.recipe(recipe)):
         raise InvalidRequest(
-            f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
+            f"recipe {recipe} reuses chunks, and the request has neither documents nor kb; leave it out"
         )
-    named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
-    return settings.options(recipe=named, cache="off", generation=sampling)
+    named = recipe or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
+    return settings.options(recipe=named, cache="off", generation=given.get("generation"))
 
 
 def _plain(recipe: Recipe) -> bool:
