@@ -47,6 +47,7 @@ _BLOCK_TOKENS: Final = 256
 _LIST_S: Final = 10.0
 """Seconds after which the list of missing entries is made again: requests may have retrieved other chunks by then."""
 _RECORD_S: Final = 2.0
+"""Seconds after which the remaining work is recorded again."""
 _WAIT_S: Final = 0.2
 _STAGE: Final = "computing KV"
 _EMBEDDED_CHUNKS: Final = 16
@@ -219,7 +220,7 @@ class ChunkPreparer:
                 if self._state.store.times_full > full_before:
                     self._record_left(batches[number:], run.remaining_time)
                     return run.report(), False
-                if run.record_is_old:
+                if time.monotonic() > run.recorded_s + _RECORD_S:
                     run.recorded_s = time.monotonic()
                     self._record_left(batches[number + 1 :], run.remaining_time)
                 if time.monotonic() > until or self.without_vector:
@@ -392,11 +393,6 @@ class _Run:
     def report(self) -> PrepareReport:
         seconds = time.perf_counter() - self._began
         return PrepareReport(len(self._computed), len(self.passed_over), seconds, self.embedded)
-
-    @property
-    def record_is_old(self) -> bool:
-        """Whether the remaining work was last recorded more than `_RECORD_S` ago."""
-        return time.monotonic() > self.recorded_s + _RECORD_S
 
     def do(self, batch: _Batch, chunks: Sequence[Ids]) -> None:
         """Prepare a batch, and measure how long its chunks take."""

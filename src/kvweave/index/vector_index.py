@@ -429,7 +429,8 @@ def _fill_words(table: Any) -> None:
         if not texts:
             return
         words = pa.table({"row_id": list(texts), COLUMN: [index_words(text) for text in texts.values()]})
-        if not _retried(partial(_merge_words, table, words)).num_updated_rows:
+        merge = table.merge_insert("row_id").when_matched_update_all()
+        if not _retried(partial(merge.execute, words)).num_updated_rows:
             return  # another process has deleted these rows; the next call fills the others
 
 
@@ -441,10 +442,6 @@ def add_word_column(table: Any) -> None:
     """Add the column of words to a table of an earlier version."""
     if COLUMN not in table.schema.names:
         table.add_columns(_WORDS_FIELD)
-
-
-def _merge_words(table: Any, words: pa.Table) -> Any:
-    return table.merge_insert("row_id").when_matched_update_all().execute(words)
 
 
 def _create_word_index(table: Any) -> None:
