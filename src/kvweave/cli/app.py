@@ -20,7 +20,7 @@ from kvweave.version import __version__
 GROUP = "kvweave.commands"
 
 OWN: Final[Mapping[str, tuple[str, str]]] = {
-    "add": ("add:add", "Index files and folders."),
+    "add": ("documents:add", "Index files and folders."),
     "ask": ("ask:ask", "Answer a question from the documents, with sources."),
     "search": ("ask:search", "Show the passages for a question, with scores and why."),
     "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),
