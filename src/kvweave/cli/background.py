@@ -10,7 +10,6 @@ from kvweave.cli import options as opt
 from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kvweave.background.runner import BackgroundReport
     from kvweave.background.status import IdleStatus
     from kvweave.state.calibration_results import CalibrationResult
 
@@ -69,7 +68,7 @@ def idle(
 
 
 def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, quiet: bool) -> None:
-    from kvweave.cli.output import print_json, progress_bar
+    from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
 
     with options.open_kb() as base, progress_bar(quiet or json) as report:
         if watch:
@@ -79,12 +78,6 @@ def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, q
     if json:
         print_json(done)
         return
-    _print(done)
-
-
-def _print(done: "BackgroundReport") -> None:
-    from kvweave.cli.output import STDOUT, seconds
-
     for kind, jobs in done.jobs.items():
         STDOUT.print(f"{TITLES[kind]}: {jobs:,}")
     STDOUT.print(f"{seconds(done.seconds)}, {done.flops / 1e12:.3g} TFLOPs; {done.ended}")
