@@ -246,14 +246,12 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPassage:
-    """A passage that a search found, with its place in each ranking, or None if it is not in the ranking.
+class SearchReason:
+    """Why a search found a passage. The ranks and scores of a ranking without the passage are None.
 
     Attributes:
-        source: the passage with its place and its score.
         word_rank: its place by words, from 1.
         bm25: its score by words.
-        words: the words of the question that it holds, as they are indexed: `~` marks a stem, `^` a name.
         vector_rank: its place by vectors, from 1.
         cosine: similarity of its vector to the question's, -1..1.
         all_words: whether it holds every word of the question, and few chunks do.
@@ -262,16 +260,26 @@ class FoundPassage:
         lacks_vector: whether it has no vector yet, so that only its words found it.
     """
 
-    source: Source
-    word_rank: int | None
-    bm25: float | None
-    words: tuple[str, ...]
-    vector_rank: int | None
-    cosine: float | None
-    all_words: bool
-    quotes: tuple[str, ...]
-    rerank_score: float | None
+    word_rank: int | None = None
+    bm25: float | None = None
+    vector_rank: int | None = None
+    cosine: float | None = None
+    all_words: bool = False
+    quotes: tuple[str, ...] = ()
+    rerank_score: float | None = None
     lacks_vector: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPassage(SearchReason):
+    """A passage that a search found, and why.
+
+    `source` has its place and its score. `words` are the words of the question that it holds, as they are indexed: `~` marks a
+    stem, `^` a name.
+    """
+
+    source: Source
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import pytest
 
 from kvweave.cli import app as command_line
 from kvweave.cli import options
-from kvweave.cli.interrupted import interrupt_behind
+from kvweave.cli.terminal import interrupt_behind
 from kvweave.errors import ModelNotFound
 
 KEPT = "finished work is kept; run the same command again to continue"

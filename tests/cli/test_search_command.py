@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from kvweave.cli.app import app
 from kvweave.errors import EmptyKnowledgeBase, InvalidRequest
 
-FIELDS = "source word_rank bm25 words vector_rank cosine all_words quotes rerank_score lacks_vector".split()
+FIELDS = "source word_rank bm25 vector_rank cosine all_words quotes rerank_score lacks_vector words".split()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvweave.documents.file_finder import find_files
+from kvweave.documents.files import find_files
 from kvweave.errors import PathNotFound
 
 

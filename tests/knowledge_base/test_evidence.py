@@ -12,8 +12,9 @@ from kvweave.answering.cached_answers import CachedAnswers, chunk_names
 from kvweave.answering.settings import Settings
 from kvweave.config import Config, RetrievalConfig
 from kvweave.database import Database
-from kvweave.index.search import FoundChunk, SearchReason
+from kvweave.index.search import FoundChunk
 from kvweave.options import AskOptions
+from kvweave.results import SearchReason
 
 RECIPE = "reuse"
 pytestmark = pytest.mark.usefixtures("chunks_computed_once")

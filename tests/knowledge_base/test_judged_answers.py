@@ -14,8 +14,9 @@ from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answering.cached_answers import CachedAnswers, chunk_names
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest
-from kvweave.index.search import FoundChunk, SearchReason
+from kvweave.index.search import FoundChunk
 from kvweave.options import AskOptions
+from kvweave.results import SearchReason
 from kvweave.state.judge import Judge, JudgeFit, JudgeFits, ScoredPair
 from support import tiny_kb
 from support.processes import run_program

@@ -10,8 +10,9 @@ from kvweave.answer_cache.cache import AnswerCache
 from kvweave.answer_cache.records import AnswerProvenance
 from kvweave.answering.cached_answers import CachedAnswers, chunk_names
 from kvweave.database import Database
-from kvweave.index.search import FoundChunk, SearchReason
+from kvweave.index.search import FoundChunk
 from kvweave.options import AskOptions
+from kvweave.results import SearchReason
 
 SETTINGS = AskOptions("weave", 5)
 STORED = "Who lends the amplifier to the band?"

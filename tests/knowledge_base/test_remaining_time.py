@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvweave.documents.remaining_time import RemainingTime
+from kvweave.documents.chunk_preparation import RemainingTime
 
 
 def measured(seconds):

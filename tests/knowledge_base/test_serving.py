@@ -250,9 +250,9 @@ def test_knowledge_bases_come_and_go(serve, tmp_path):
     tenant = serve().tenant(None)
     add(tenant.bases.create("notes"), tmp_path)
     (listed,) = tenant.bases.summaries()
-    assert (listed.name, listed.documents) == ("notes", 1)
-    assert listed.chunks
-    assert listed.bytes
+    assert (listed["name"], listed["documents"]) == ("notes", 1)
+    assert listed["chunks"]
+    assert listed["bytes"]
     with pytest.raises(InvalidRequest, match="already"):
         tenant.bases.create("notes")
     with pytest.raises(InvalidRequest, match="not usable"):

@@ -12,8 +12,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvweave.cli.interrupted import interrupt_behind, message
-from kvweave.cli.terminal import harmless, prints_unicode
+from kvweave.cli.terminal import harmless, interrupt_behind, message, prints_unicode
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.plugins import more_in_lab, plugins
 from kvweave.version import __version__
@@ -21,18 +20,18 @@ from kvweave.version import __version__
 GROUP = "kvweave.commands"
 
 OWN: Final[Mapping[str, tuple[str, str]]] = {
-    "add": ("add:add", "Index files and folders."),
+    "add": ("documents:add", "Index files and folders."),
     "ask": ("ask:ask", "Answer a question from the documents, with sources."),
-    "search": ("search:search", "Show the passages for a question, with scores and why."),
+    "search": ("ask:search", "Show the passages for a question, with scores and why."),
     "chat": ("chat:chat", "Ask turn by turn, in a conversation that is kept."),
     "serve": ("serve:serve", "Answer over HTTP, with OpenAI's API and a page."),
     "ls": ("documents:ls", "List the documents."),
     "rm": ("documents:rm", "Remove documents and what was stored for them."),
     "idle": ("background:idle", "Predict questions and prepare their answers."),
-    "calibrate": ("calibrate:calibrate", "Find the cheapest recipe that is good enough."),
+    "calibrate": ("background:calibrate", "Find the cheapest recipe that is good enough."),
     "cache": ("cache:app", "Show, verify, limit or clear what is stored."),
-    "prepare": ("prepare:prepare", "Prepare chunks of your own retriever ahead of requests."),
-    "mcp": ("mcp:mcp", "Serve the knowledge bases to agents over MCP."),
+    "prepare": ("preparation:prepare", "Prepare chunks of your own retriever ahead of requests."),
+    "mcp": ("serve:mcp", "Serve the knowledge bases to agents over MCP."),
     "doctor": ("doctor:doctor", "Check the machine, the model and the store."),
     "demo": ("demo:demo", "Try it on sample documents, beside full prefill."),
 }

@@ -1,19 +1,22 @@
-"""ask: answer one question, with sources."""
+"""ask and search: answer a question with sources, and show the passages that it finds."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from kvweave.cli import options as opt
 from kvweave.cli.terminal import echo
+from kvweave.errors import ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from kvweave.options import AskKeywords
-    from kvweave.results import Answer, ExplainedToken
+    from kvweave.results import Answer, ExplainedToken, FoundPassage
     from kvweave.server.choice import ServerChoice
 
     Answered: TypeAlias = tuple[Answer, Sequence[ExplainedToken]]
+
+_SHOWN_LETTERS: Final = 300
 
 
 @opt.with_options(
@@ -90,20 +93,20 @@ def _ask_server(
     server: "ServerChoice", kb: str, question: str, given: "AskKeywords", *, explain: bool, quiet: bool
 ) -> "Answered | None":
     """Ask the running server; print the pieces unless `quiet`. Return None if this process must answer."""
-    from kvweave.errors import ServerRefused, ServerUnavailable
-
     assert server.client is not None
     wanted = {name: value for name, value in given.items() if value is not None and value is not False}
     explaining = {"explain": True} if explain else {}
-    stream = server.client.ask(kb, question, {**server.options, **wanted, **explaining})
     printed = False
+
+    def show(piece: str) -> None:
+        nonlocal printed
+        if not quiet:
+            echo(piece, end="")
+            printed = True
+
     try:
         with server.client:
-            for piece in stream:
-                if not quiet:
-                    echo(piece, end="")
-                    printed = True
-            return stream.answer, stream.tokens
+            return server.client.ask(kb, question, {**server.options, **wanted, **explaining}, show)
     except (ServerUnavailable, ServerRefused) as error:
         if printed:
             raise ServerUnavailable(f"{error}; the answer above is incomplete: ask again") from error
@@ -168,3 +171,59 @@ def _print_sources(answer: "Answer") -> None:
             f"  [dim]decoded with at most {amount(decoding.resident_bytes)} of KV in memory; each token read "
             f"{amount(decoding.bytes_per_token)} from {decoding.reads_per_token:.1f} places[/]"
         )
+
+
+@opt.with_options(*opt.KB, "embedding_model", "reranker", "top_k", top_k="Passages to show. Default: 5.")
+def search(
+    question: Annotated[str, typer.Argument(help="What to look for.", show_default=False)],
+    *,
+    options: opt.SharedOptions,
+    json: opt.Json = False,
+) -> None:
+    """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
+    from kvweave.cli.output import print_json
+    from kvweave.facts import facts
+
+    with options.open_kb() as base:  # report a missing knowledge base before seconds of imports
+        found = base.explained_passages(question, options.top_k)
+    if json:
+        print_json([{"source": each.source, **facts(each)} for each in found])
+        return
+    for number, passage in enumerate(found, 1):
+        _print_passage(number, passage)
+
+
+def _print_passage(number: int, passage: "FoundPassage") -> None:
+    from kvweave.cli.output import place, say
+
+    source = passage.source
+    title = (
+        f"{number}  {source.document} [{source.start}:{source.end}]{place(source)}  score {source.score:.4f}"
+    )
+    say(title)
+    say(f"   {'; '.join(_reasons(passage))}", style="dim")
+    text = " ".join(source.text.split())
+    shown = text if len(text) <= _SHOWN_LETTERS else text[:_SHOWN_LETTERS].rstrip() + " \u2026"
+    say(f"   {shown}")
+
+
+def _reasons(passage: "FoundPassage") -> list[str]:
+    """Return the reasons why a passage was found, as text."""
+    words = ", ".join(passage.words) or "none in it"
+    no_vector = "none yet" if passage.lacks_vector else "not among the nearest"
+    by_words, by_vectors = passage.word_rank, passage.vector_rank
+    reasons = [
+        f"words: place {by_words}, BM25 {passage.bm25:.2f} ({words})"
+        if by_words
+        else "words: not found by them",
+        f"vectors: place {by_vectors}, cosine {passage.cosine:.3f}"
+        if by_vectors
+        else f"vectors: {no_vector}",
+    ]
+    if passage.all_words:
+        reasons.append("holds every word")
+    if passage.quotes:
+        reasons.append("holds " + ", ".join(repr(quote) for quote in passage.quotes))
+    if passage.rerank_score is not None:
+        reasons.append(f"reranker {passage.rerank_score:.3f}")
+    return reasons

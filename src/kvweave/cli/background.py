@@ -1,15 +1,17 @@
-"""idle: do background work now, or whenever no request is running; show what it did."""
+"""idle and calibrate: do background work now, or whenever no request is running, and show what it did."""
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kvweave.background.runner import BackgroundReport
     from kvweave.background.status import IdleStatus
+    from kvweave.state.calibration_results import CalibrationResult
 
 TITLES = {
     "preparation": "chunks prepared",
@@ -52,23 +54,21 @@ def idle(
     quiet: opt.Quiet = False,
 ) -> None:
     """Prepare chunks, predict questions, precompute their answers, refresh cached answers. Yields to every request."""
-    from kvweave.errors import InvalidRequest
-
     actions = {"--watch": watch, "--status": status, "--chunks-only": chunks_only}
     if len(given := [flag for flag, is_given in actions.items() if is_given]) > 1:
         raise InvalidRequest(f"{' and '.join(given)} do not go together; give one of them")
     if status:
         _show_status(options, json)
     elif chunks_only:
-        from kvweave.cli.preparation import prepare
+        from kvweave.cli.preparation import prepare_left
 
-        prepare(options, quiet=json or quiet)
+        prepare_left(options, quiet=json or quiet)
     else:
         _work(options, watch, low_load, json, quiet)
 
 
 def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, quiet: bool) -> None:
-    from kvweave.cli.output import print_json, progress_bar
+    from kvweave.cli.output import STDOUT, print_json, progress_bar, seconds
 
     with options.open_kb() as base, progress_bar(quiet or json) as report:
         if watch:
@@ -78,12 +78,6 @@ def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, q
     if json:
         print_json(done)
         return
-    _print(done)
-
-
-def _print(done: "BackgroundReport") -> None:
-    from kvweave.cli.output import STDOUT, seconds
-
     for kind, jobs in done.jobs.items():
         STDOUT.print(f"{TITLES[kind]}: {jobs:,}")
     STDOUT.print(f"{seconds(done.seconds)}, {done.flops / 1e12:.3g} TFLOPs; {done.ended}")
@@ -148,3 +142,101 @@ def _predictions(status: "IdleStatus") -> list[str]:
             counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
             lines.append(f"dropped {what}: {counted}")
     return lines
+
+
+@opt.with_options(
+    *opt.KB,
+    *opt.MODEL,
+    *("prepare", "storage", "calibrate_tokens"),
+)
+def calibrate(
+    *,
+    options: opt.SharedOptions,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--questions",
+            help='JSONL file of questions ({"question": "…"} per line) to use instead of stored ones.',
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show the current result without measuring.")] = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Find the cheapest recipe that answers like full attention, and make it recipe auto."""
+    from kvweave.cli.output import STDOUT, print_json, progress_bar, say, seconds
+
+    given = None if questions is None else _questions_in(questions)
+    with options.open_kb() as base, progress_bar(quiet or json or show) as report:
+        if not show:
+            base.calibrate(given, report)
+        found, judging = base.calibration(), base.judging()
+    if json:
+        print_json(
+            {
+                "told": found.summary,
+                "verdict": found.result,
+                "note": found.note,
+                "due": found.needed,
+                "judging": judging,
+            }
+        )
+        return
+    if found.result is not None:
+        result = found.result
+        _print_trials(result)
+        STDOUT.print(
+            f"{result.questions} questions: {result.asked} asked, {result.predicted} predicted, {result.given} given; "
+            f"{result.model}, {seconds(result.seconds)}, {result.passes:.1f} passes each"
+        )
+    say(f"auto is {found.summary}")
+    say(f"cached answers to questions in other words: {judging}")
+
+
+def _print_trials(result: "CalibrationResult") -> None:
+    from rich.table import Table
+
+    from kvweave.cli.output import STDOUT
+
+    columns = (
+        "recipe",
+        "ratio",
+        "questions",
+        "tokens kept",
+        "first tokens",
+        "answers",
+        "passes",
+        "B/token",
+        "offline passes",
+        "",
+    )
+    table = Table(*columns, box=None, header_style="bold")
+    for trial in result.trials:
+        table.add_row(
+            trial.recipe,
+            f"{trial.budget:g}",
+            f"{trial.questions}",
+            f"{trial.tokens:.1%} ({trial.tokens_interval[0]:.0%}–{trial.tokens_interval[1]:.0%})"
+            if trial.questions
+            else "",
+            f"{trial.first_tokens}",
+            f"{trial.answers}",
+            f"{trial.passes:.2f}",
+            f"{trial.bytes_per_token:,.0f}",
+            f"{trial.offline_passes}",
+            "keeps" if trial.keeps else "",
+        )
+    STDOUT.print(table)
+
+
+def _questions_in(path: Path) -> list[str]:
+    """Return the questions of a file of JSON lines. Raises InvalidRequest for any other line."""
+    found: dict[str, None] = {}
+    for number, value in opt.json_lines(path):
+        question = value.get("question") if isinstance(value, dict) else None
+        if not isinstance(question, str) or not question.strip():
+            raise InvalidRequest(
+                f'line {number} of {path} is no JSON object like {{"question": "When is it?"}}'
+            )
+        found[question] = None
+    return list(found)

@@ -9,10 +9,10 @@ import typer
 
 from kvweave.cli import options as opt
 from kvweave.cli.terminal import echo
+from kvweave.errors import ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
     from kvweave.server.choice import ServerChoice
-    from kvweave.server.client import ServerClient
 
 
 @opt.with_options(
@@ -65,13 +65,14 @@ class _Talk:
         self._options, self._name, self._server, self._stack = options, name, server, stack
         self._here: Callable[[str], Iterator[str]] | None = None
         if server.client is not None and new:
-            self._start_over(server.client)
+            try:
+                server.client.start_over(options.kb, name)
+            except (ServerUnavailable, ServerRefused) as error:
+                server.give_up(error)
         if server.client is None:
             self._open(new=new)
 
     def send(self, question: str) -> Iterator[str]:
-        from kvweave.errors import ServerRefused, ServerUnavailable
-
         client, begun = self._server.client, False
         if client is not None:
             top_k = self._options.top_k
@@ -91,14 +92,6 @@ class _Talk:
                 self._open(new=False)
         assert self._here is not None
         yield from self._here(question)
-
-    def _start_over(self, client: "ServerClient") -> None:
-        from kvweave.errors import ServerRefused, ServerUnavailable
-
-        try:
-            client.start_over(self._options.kb, self._name)
-        except (ServerUnavailable, ServerRefused) as error:
-            self._server.give_up(error)
 
     def _open(self, *, new: bool) -> None:
         base = self._stack.enter_context(self._options.open_kb())

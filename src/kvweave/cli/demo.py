@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing
+from kvweave.cli.terminal import keeps_nothing
+from kvweave.errors import KvweaveError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -47,6 +48,7 @@ def demo(*, options: opt.SharedOptions, json: opt.Json = False, quiet: opt.Quiet
 
     opt.quiet_libraries()
     from kvweave.models.loading import REFERENCE_NAME
+    from kvweave.samples import CHUNK_TOKENS, DOCUMENTS, NATURAL_CHUNK_TOKENS, NATURAL_DOCUMENTS
 
     found = _local_model(quiet=json) if options.model is None else None
     if found is not None:
@@ -55,13 +57,16 @@ def demo(*, options: opt.SharedOptions, json: opt.Json = False, quiet: opt.Quiet
     if not json:
         _print_model(options.model, found)
     place = options.model_place() if natural else REFERENCE_NAME
+    chunk_tokens = NATURAL_CHUNK_TOKENS if natural else CHUNK_TOKENS
+    documents = NATURAL_DOCUMENTS if natural else DOCUMENTS
     with tempfile.TemporaryDirectory(prefix="kvweave-demo-") as folder:
-        base = _sample_kb(replace(options, home=Path(folder), model=place), natural=natural)
+        kb = replace(options, home=Path(folder), kb="demo", model=place, chunk_tokens=chunk_tokens)
+        base = kb.make_kb()
         with nullcontext() if natural else _one_thread(), base:
             base.adapter  # noqa: B018  # loads the model, so that no time below includes it
             began = time.perf_counter()
             with progress_bar(quiet or json) as report:
-                done = _add(base, report, natural=natural)
+                done = base.add(documents, progress=report)
             prepared_s = time.perf_counter() - began
             if not json:
                 _print_preparation(done, prepared_s, base)
@@ -77,7 +82,6 @@ def demo(*, options: opt.SharedOptions, json: opt.Json = False, quiet: opt.Quiet
 def _local_model(*, quiet: bool) -> "LocalModel | None":
     """Return a real model that is on this machine. If there is none, say how to get one, and return None."""
     from kvweave.cli.output import say
-    from kvweave.errors import KvweaveError
     from kvweave.home import default_home
     from kvweave.models.local_model import find_local_model
     from kvweave.models.packaged import QWEN_CODER_05B
@@ -126,20 +130,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _sample_kb(options: opt.SharedOptions, *, natural: bool) -> "KnowledgeBase":
-    from kvweave.samples import CHUNK_TOKENS, NATURAL_CHUNK_TOKENS
-
-    return replace(
-        options, kb="demo", chunk_tokens=NATURAL_CHUNK_TOKENS if natural else CHUNK_TOKENS
-    ).make_kb()
-
-
-def _add(base: "KnowledgeBase", report: "Progress", *, natural: bool) -> "AddReport":
-    from kvweave.samples import DOCUMENTS, NATURAL_DOCUMENTS
-
-    return base.add(NATURAL_DOCUMENTS if natural else DOCUMENTS, progress=report)
 
 
 def _ask_all(base: "KnowledgeBase", report: "Progress", *, natural: bool) -> list[Asked]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvweave.cli import options as opt
 from kvweave.cli.preparation import sentence
+from kvweave.errors import EmptyKnowledgeBase, KvweaveError
 
 if TYPE_CHECKING:
     from kvweave.embedding import TextEncoder
@@ -33,7 +34,6 @@ def doctor(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
 
     from kvweave.cli.output import STDOUT, print_json, say
     from kvweave.embedding import TextEncoder
-    from kvweave.errors import EmptyKnowledgeBase, KvweaveError
 
     opt.quiet_libraries()
     found = [*_machine(), *_extras(), *_families()]
@@ -147,8 +147,6 @@ def _families() -> list[Finding]:
 
 def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     """Return a check's findings, or its failure as a finding."""
-    from kvweave.errors import KvweaveError
-
     try:
         return check()
     except (KvweaveError, OSError) as error:

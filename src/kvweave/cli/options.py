@@ -1,19 +1,23 @@
 """Options that several commands share. `SharedOptions` declares each once; `with_options` adds them to a command."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvweave.config import Setting, all_settings, environment_variable, meanings
+from kvweave.config import Setting, all_settings, environment_variable, meanings, read_config
+from kvweave.errors import InvalidRequest
+from kvweave.home import default_home
 
 if TYPE_CHECKING:
     from kvweave.config import Config
@@ -21,8 +25,8 @@ if TYPE_CHECKING:
     from kvweave.kvstore.reports import TierName
     from kvweave.models.adapter import Adapter
     from kvweave.models.snapshot_adapter import LoadedModel
+    from kvweave.state.knowledge_base_state import Progress
 
-Choice = TypeVar("Choice", bound=str)
 Command = Callable[..., None]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)i?B?", re.IGNORECASE)
@@ -93,30 +97,25 @@ class SharedOptions:
         """Open the existing knowledge base that the options name."""
         from kvweave.knowledge_base import open_existing
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         return open_existing(self.kb, home=self.home, **self._settings())
 
     def make_kb(self) -> "KnowledgeBase":
         """Open the knowledge base that the options name, and create it if it does not exist."""
         from kvweave.knowledge_base import open_knowledge_base
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         return open_knowledge_base(self.kb, home=self.home, **self._settings())
 
     def config(self, **more: Any) -> "Config":
         """Return the settings, including `more` settings that the command itself declares."""
-        from kvweave.config import read_config
-
         return read_config(self.home, **{**self._settings(), **more})
 
     def load_model(self, default: str | None = None) -> "Adapter":
         """Load the model that the options name, else `default`, else the shipped reference model."""
         from kvweave.models.loading import load_model
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         model = default if self.model is None else self.model
         return load_model(model, **self._loading(), home=self.home)
 
@@ -128,11 +127,9 @@ class SharedOptions:
 
     def model_place(self) -> str:
         """Return where transformers finds the model: a folder or a hub id. Converts a GGUF file that was not converted yet."""
-        from kvweave.home import default_home
         from kvweave.models.loading import model_files
 
-        quiet_libraries()
-        _show_conversions()
+        _before_models()
         return model_files(self.model, self.home or default_home())
 
     def _loading(self) -> dict[str, str]:
@@ -255,15 +252,28 @@ def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Paramet
     )
 
 
-def _show_conversions() -> None:
-    """Show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set."""
+def _before_models() -> None:
+    """Keep libraries quiet, and show a progress bar while a GGUF model is converted, unless KVWEAVE_QUIET is set.
+
+    The bar is for commands that show no other one. Most calls of these commands convert nothing.
+    """
     from kvweave.models.gguf.conversions import report_to
 
+    shown = contextlib.ExitStack()
+    report: Progress | None = None
+
     def show(stage: str, done: int, total: int) -> None:
-        from kvweave.cli.output import show_conversion
+        nonlocal report
+        from kvweave.cli.output import STDERR, progress_bar
 
-        show_conversion(stage, done, total)
+        if report is None:
+            report = shown.enter_context(progress_bar(quiet=not STDERR.is_terminal))
+        report(stage, done, total)
+        if done >= total:
+            shown.close()
+            report = None
 
+    quiet_libraries()
     if not os.environ.get("KVWEAVE_QUIET"):
         report_to(show)
 
@@ -274,28 +284,18 @@ def given_by(source: str, context: typer.Context) -> list[str]:
     return [name for name, found in sources if found is not None and found.name == source]
 
 
-def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:
-    """Return the members of `known` with these names. Raises InvalidRequest, listing `known`, for an unknown name."""
-    from kvweave.errors import InvalidRequest
-
-    by_name = {str(one): one for one in known}
-    for name in names:
-        if name not in by_name:
-            raise InvalidRequest(f"there is no {what} {name!r}; choose one of {', '.join(by_name)}")
-    return [by_name[name] for name in names]
-
-
 def tier_named(name: str) -> "TierName":
     """Return the tier of this name. Raises InvalidRequest for an unknown name."""
     from kvweave.kvstore.reports import TIERS
 
-    return chosen([name], TIERS, "tier")[0]
+    for tier in TIERS:
+        if tier == name:
+            return tier
+    raise InvalidRequest(f"there is no tier {name!r}; choose one of {', '.join(TIERS)}")
 
 
 def size_bytes(text: str) -> int:
     """Return the bytes of a size such as 500MB or 20GB. Raises InvalidRequest for any other text."""
-    from kvweave.errors import InvalidRequest
-
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InvalidRequest(f"{text!r} is not a size; write for example 500MB or 20GB")
@@ -307,10 +307,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
     Raises InvalidRequest for a file that is not UTF-8, OSError for one that cannot be read.
     """
-    import json
-
-    from kvweave.errors import InvalidRequest
-
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):

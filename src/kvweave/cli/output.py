@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -68,29 +68,6 @@ def progress_bar(quiet: bool) -> Iterator["Report"]:
 
     with bar:
         yield report
-
-
-class _ConversionProgress:
-    """A progress bar for the conversion of a model, shown from the first report to the last.
-
-    It is for commands that show no other bar. Most calls of these commands convert nothing.
-    """
-
-    def __init__(self) -> None:
-        self._shown = ExitStack()
-        self._report: Report | None = None
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show the progress of a stage. The last report removes the bar."""
-        if self._report is None:
-            self._report = self._shown.enter_context(progress_bar(quiet=not STDERR.is_terminal))
-        self._report(stage, done, total)
-        if done >= total:
-            self._shown.close()
-            self._report = None
-
-
-show_conversion = _ConversionProgress()
 
 
 def amount(size_bytes: float) -> str:

@@ -1,24 +1,95 @@
-"""The text that commands print about the preparation of chunks, and `kvweave idle --chunks-only`."""
+"""prepare: prepare the chunks of a file ahead of the requests that will bring them.
+
+Also `kvweave idle --chunks-only`, and the text that commands print about the preparation of chunks.
+"""
 
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from kvweave.cli import options as opt
+from kvweave.errors import InvalidRequest, PathNotFound
 
 if TYPE_CHECKING:
     from kvweave.knowledge_base import KnowledgeBase
     from kvweave.server.chunk_worker import Worker
     from kvweave.state.preparation import PreparationStatus
 
+_TEXT_FIELDS: Final = ("text", "page_content", "content", "contents")
+"""Fields that hold a chunk's text, by the names of kvweave, LangChain, and the files of retrieval benchmarks."""
 _LOG_EVERY_S: Final = 30.0
 _SAME: Final = 1.4
 """An estimate is given as one number if its most is less than so many times its least."""
 
 
-def prepare(options: opt.SharedOptions, *, quiet: bool) -> None:
+@opt.with_options(
+    "home",
+    *opt.MODEL,
+    "system",
+    *("recipe", "prepare", "storage", "auxiliary"),
+    system="The instruction that requests will have. Default: the server's.",
+)
+def prepare(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help='JSONL file with one chunk per line: {"text": "…"}, or a string.', show_default=False
+        ),
+    ],
+    *,
+    options: opt.SharedOptions,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Prepare your own chunks, so that requests with `documents` reuse them in any order, from the first one on.
+
+    For callers with a retriever of their own, who send chunks to `kvweave serve` or use a package for LangChain or LlamaIndex
+    with the same home. The chunks of a document come in reading order.
+    """
+    from kvweave.cli.output import amount, print_json, progress_bar, say
+    from kvweave.server.serving.serving import Serving
+
+    opt.quiet_libraries()
+    texts = _read(file)
+    with closing(Serving(options.config())) as serving:
+        tenant = serving.tenant(None)
+        with progress_bar(quiet or json) as report:
+            done = tenant.prepare(texts, lambda tokens, total: report("tokens prepared", tokens, total))
+        used, limit = tenant.store.used_bytes, tenant.store.limit_bytes
+    if json:
+        print_json(done)
+        return
+    say(
+        f"{done.chunks} chunks of {done.tokens:,} tokens are prepared, {done.computed} of them now; all chunks of requests "
+        f"take {amount(used)} of {amount(limit)}"
+    )
+
+
+def _read(file: Path) -> list[str]:
+    """Return the chunks of a file; raises InvalidRequest for a line that has none, PathNotFound for no file."""
+    if not file.is_file():
+        raise PathNotFound(f"there is no file {file}")
+    found = []
+    for number, value in opt.json_lines(file):
+        if isinstance(value, dict):
+            value = next((value[name] for name in _TEXT_FIELDS if isinstance(value.get(name), str)), None)
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidRequest(
+                f"{file}, line {number} has no chunk; write a JSON string, or an object with the field text"
+            )
+        found.append(value)
+    if not found:
+        raise InvalidRequest(f"{file} has no chunks; write one JSON object with the field text per line")
+    return found
+
+
+def prepare_left(options: opt.SharedOptions, *, quiet: bool) -> None:
     """Prepare the chunks that are left. On a terminal, show a progress bar; elsewhere, write a log to standard error."""
     from kvweave.cli.output import STDERR, progress_bar
     from kvweave.server.chunk_worker import prepare_all

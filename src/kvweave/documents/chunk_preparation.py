@@ -7,17 +7,17 @@ does not know of; the next run notes them.
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from statistics import quantiles
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from kvweave.answering.settings import Settings
 from kvweave.config import TRANSFORMERS
-from kvweave.documents.remaining_time import RemainingTime
 from kvweave.embedding import MANY_WINDOWS
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.index.documents import ListedChunk
@@ -47,11 +47,15 @@ _BLOCK_TOKENS: Final = 256
 _LIST_S: Final = 10.0
 """Seconds after which the list of missing entries is made again: requests may have retrieved other chunks by then."""
 _RECORD_S: Final = 2.0
+"""Seconds after which the remaining work is recorded again."""
 _WAIT_S: Final = 0.2
 _STAGE: Final = "computing KV"
 _EMBEDDED_CHUNKS: Final = 16
 """Chunks that are embedded at once. A question to the same process waits for them, a second or two at most."""
 _EMBEDDING_STAGE: Final = "embedding"
+_RECENT: Final = 12
+"""Measurements of a kind of entry that count. Older ones do not: other programs may have begun or ended since."""
+_FEWEST: Final = 3
 
 
 def embedded_chunks() -> int:
@@ -71,6 +75,39 @@ class _Batch:
     @property
     def tokens(self) -> int:
         return sum(row.kv_tokens for row in self.rows)
+
+
+class RemainingTime:
+    """Estimates how long a run still takes, from its recent speed for each kind of entry.
+
+    Earlier runs do not count: the machine may have been idle then, and be busy now. Nor does the first measurement of a run, in
+    which libraries and weights are read for the first time.
+    """
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self._seconds_per_token: dict[str, deque[float]] = {}
+
+    def add(self, kind: str, tokens: int, seconds: float) -> None:
+        """Count how long so many tokens of a kind took."""
+        if not self._is_first and tokens:
+            self._seconds_per_token.setdefault(kind, deque(maxlen=_RECENT)).append(seconds / tokens)
+        self._is_first = False
+
+    def estimate(self, left: Mapping[str, int]) -> tuple[float, float] | None:
+        """Return about the least and the most seconds for the tokens of each kind that are left.
+
+        They are the quartiles of the recent speed, so one slow chunk changes neither much. None before each kind has
+        `_FEWEST` measurements.
+        """
+        least = most = 0.0
+        for kind, tokens in left.items():
+            measured = self._seconds_per_token.get(kind, ())
+            if len(measured) < _FEWEST:
+                return None
+            fast, _, slow = quantiles(measured, n=4, method="inclusive")
+            least, most = least + tokens * fast, most + tokens * slow
+        return least, most
 
 
 class ChunkPreparer:
@@ -183,7 +220,7 @@ class ChunkPreparer:
                 if self._state.store.times_full > full_before:
                     self._record_left(batches[number:], run.remaining_time)
                     return run.report(), False
-                if run.record_is_old:
+                if time.monotonic() > run.recorded_s + _RECORD_S:
                     run.recorded_s = time.monotonic()
                     self._record_left(batches[number + 1 :], run.remaining_time)
                 if time.monotonic() > until or self.without_vector:
@@ -356,11 +393,6 @@ class _Run:
     def report(self) -> PrepareReport:
         seconds = time.perf_counter() - self._began
         return PrepareReport(len(self._computed), len(self.passed_over), seconds, self.embedded)
-
-    @property
-    def record_is_old(self) -> bool:
-        """Whether the remaining work was last recorded more than `_RECORD_S` ago."""
-        return time.monotonic() > self.recorded_s + _RECORD_S
 
     def do(self, batch: _Batch, chunks: Sequence[Ids]) -> None:
         """Prepare a batch, and measure how long its chunks take."""

@@ -10,7 +10,7 @@ from typing import Any
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from kvweave.documents.extracted import section_at
-from kvweave.documents.file_types import SPLIT_AS_MARKDOWN, content_suffix
+from kvweave.documents.files import SPLIT_AS_MARKDOWN, content_suffix
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.prompt import PlainTokenizer

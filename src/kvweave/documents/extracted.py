@@ -2,12 +2,14 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
 
 _SURROGATES_OR_NUL: Final = re.compile("[\ud800-\udfff\0]")
@@ -88,6 +90,17 @@ def clean(text: str) -> str:
 def reason(error: Exception) -> str:
     """Return the kind and message of a library's error on one line; XML parsers quote the file, which may be long."""
     return f"{type(error).__name__}: {' '.join(clean(str(error)).split())}"[:200]
+
+
+@contextmanager
+def damaged(kind: str) -> Iterator[None]:
+    """Turn any error that a library raises for a damaged file into UnreadableDocument. Also a decorator."""
+    try:
+        yield
+    except (UnreadableDocument, MemoryError):
+        raise
+    except Exception as error:
+        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
 
 
 def without(removed: re.Pattern[str], text: str) -> tuple[str, Callable[[int], int]]:

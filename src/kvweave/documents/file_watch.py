@@ -1,9 +1,9 @@
 """Watches folders, and brings the knowledge base up to date after each change."""
 
 import threading
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from kvweave.errors import InvalidRequest
 from kvweave.extras import require
@@ -17,18 +17,8 @@ _GROUP_MS: Final = 5000
 _POLL_MS: Final = 500
 
 
-class Add(Protocol):
-    """`KnowledgeBase.add`."""
-
-    def __call__(
-        self,
-        *paths: str | Path,
-        progress: Progress = no_progress,
-        wait: bool = True,
-        only: Set[Path] | None = None,
-    ) -> AddReport:
-        """Index what is new or changed in `paths`."""
-        ...
+Add = Callable[..., AddReport]
+"""`KnowledgeBase.add`."""
 
 
 def follow(
@@ -55,7 +45,6 @@ def follow(
     for root in roots:
         if not root.is_dir():
             raise InvalidRequest(f"{root} is a file, and only folders are watched; name its folder")
-    first = True
     changes = watch(
         *roots,
         watch_filter=None,
@@ -66,14 +55,13 @@ def follow(
         stop_event=stop,
         ignore_permission_denied=True,
     )
-    for found in changes:
+    for number, found in enumerate(changes):
         changed = {Path(path) for _, path in found}
         changed = {path for path in changed if not path.is_relative_to(own)}
-        if first:
+        if not number:
             yield add(*roots, progress=progress, wait=False)
         elif changed:
             yield _bring_up_to_date(add, roots, changed, progress)
-        first = False
 
 
 def _bring_up_to_date(add: Add, roots: Sequence[Path], changed: set[Path], progress: Progress) -> AddReport:

@@ -18,8 +18,7 @@ from typing import Final
 from kvweave.config import DEFAULT_CHUNK_TOKENS
 from kvweave.documents.chunk_preparation import ChunkPreparer
 from kvweave.documents.chunking import Chunker
-from kvweave.documents.file_finder import find_files
-from kvweave.documents.file_types import MAILS, content_suffix, outer_file
+from kvweave.documents.files import MAILS, content_suffix, find_files, outer_file
 from kvweave.documents.formats.mail import message_ids
 from kvweave.documents.reader_process import FileReader
 from kvweave.documents.readers import ReadFile, digest_file
@@ -315,7 +314,7 @@ class IndexRun:
         chunks = {
             document_version(document.source, document.digest): len(those) for document, those in pending
         }
-        rows = self._index.rows_of(chunks.keys())
+        rows = self._index.rows_by_version(chunks.keys())
         if any(rows.get(version, 0) < count for version, count in chunks.items()):
             raise StoreError(
                 "another process has emptied the knowledge base just now; add the documents again"

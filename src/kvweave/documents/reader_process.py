@@ -5,6 +5,7 @@ result; in between it sends None to show that it is alive.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any, Final, Self
 
 from kvweave.cancellation import check_cancelled
 from kvweave.documents.extracted import ReadContext
-from kvweave.documents.file_types import content_suffix
+from kvweave.documents.files import content_suffix
 from kvweave.documents.readers import RISKY, ReadFile, read_file
 from kvweave.errors import DocumentError, KvweaveError, MissingExtra, UnreadableDocument
 
@@ -130,11 +131,11 @@ class FileReader:
 def main() -> None:
     """Read the files whose paths come by the socket, until its other end is closed."""
     connection = Connection(int(sys.argv[1]))
-    _limit("RLIMIT_AS", MEMORY_BYTES)
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     ctx = ReadContext(lambda: connection.send(None), connection.recv())
     while True:
         path = connection.recv()
-        _limit("RLIMIT_CPU", int(time.process_time()) + CPU_LIMIT_S)
+        _limit(resource.RLIMIT_CPU, int(time.process_time()) + CPU_LIMIT_S)
         try:
             outcome: Any = read_file(path, ctx)
         except (DocumentError, MissingExtra) as error:
@@ -144,12 +145,9 @@ def main() -> None:
         connection.send(outcome)
 
 
-def _limit(name: str, amount: int) -> None:
-    """Set a limit of this process, if the system has such a limit."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        kind = getattr(resource, name)
+def _limit(kind: int, amount: int) -> None:
+    """Set a limit of this process, if the system allows it."""
+    with suppress(ValueError, OSError):
         resource.setrlimit(kind, (amount, resource.getrlimit(kind)[1]))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvweave.documents.extracted import Attachment, Extracted, ReadContext, clean, without
-from kvweave.documents.file_types import MARKDOWN, binary_kind, content_suffix, kind_without_text
+from kvweave.documents.files import MARKDOWN, binary_kind, content_suffix, free_name, kind_without_text
 from kvweave.documents.formats import mail, office, pdf, text
 from kvweave.errors import InaccessibleDocument, MissingExtra, UnreadableDocument
 from kvweave.results import SkippedFile
@@ -119,7 +119,8 @@ class _FileRun:
             self._read_attachment(source, attachment, depth + 1)
 
     def _read_attachment(self, outer: str, attachment: Attachment, depth: int) -> None:
-        source = self._free(f"{outer}/{_usable(attachment.name)}")
+        source = free_name(f"{outer}/{_usable(attachment.name)}", self.taken)
+        self.taken.add(source)
         try:
             if reason := kind_without_text(source):
                 raise UnreadableDocument(reason)
@@ -128,16 +129,6 @@ class _FileRun:
             self.read(source, attachment.data, depth)
         except (UnreadableDocument, MissingExtra) as error:
             self.skipped.append(SkippedFile(Path(source), str(error)))
-
-    def _free(self, source: str) -> str:
-        """Return the source, with a number added if another attachment has the same source."""
-        free, number = source, 1
-        while free in self.taken:
-            number += 1
-            stem, suffix = os.path.splitext(source)
-            free = f"{stem} ({number}){suffix}"
-        self.taken.add(free)
-        return free
 
 
 def _usable(name: str) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lancedb.query import MatchQuery
 
 from kvweave.index.words import COLUMN, query_words
+from kvweave.results import SearchReason
 
 RANK_OFFSET: Final = 60
 """The constant of reciprocal rank fusion, 1 / (60 + rank), from its paper."""
@@ -41,28 +42,6 @@ Rerank = Callable[[str, Sequence[str]], Sequence[float]]
 """Scores texts for a question; higher is better."""
 
 Fetch = Callable[[int, str | None], list[Row]]
-
-
-@dataclass(frozen=True, slots=True)
-class SearchReason:
-    """Why a search found a chunk; ranks count from 1. The ranks and scores of a ranking without the chunk are None.
-
-    Attributes:
-        cosine: similarity of its vector to the question's, -1..1.
-        all_words: whether it is one of the few chunks that contain every word of the question.
-        quotes: parts of the question that it contains literally, as few chunks do.
-        rerank_score: its score from the reranking model; None without such a model.
-        lacks_vector: whether it has no vector yet, so that only its words were compared.
-    """
-
-    word_rank: int | None = None
-    bm25: float | None = None
-    vector_rank: int | None = None
-    cosine: float | None = None
-    all_words: bool = False
-    quotes: tuple[str, ...] = ()
-    rerank_score: float | None = None
-    lacks_vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)

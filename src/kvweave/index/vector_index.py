@@ -206,16 +206,18 @@ class VectorIndex:
         return [(start, text[len(text) - (end - start) :]) for start, end, text in sorted(rows)]
 
     @_as_store_errors()
-    def rows_by_version(self) -> dict[str, int]:
-        """Return the number of different row ids of each version. If it is less than the list says, rows were lost."""
-        return _counted(self.table.search())
-
-    @_as_store_errors()
-    def rows_of(self, versions: Collection[str]) -> dict[str, int]:
-        """Return the numbers of `rows_by_version` for these versions."""
+    def rows_by_version(self, versions: Collection[str] | None = None) -> dict[str, int]:
+        """Return the number of different row ids of these versions, or of all. If it is less than the list says, rows were lost."""
+        if versions is None:
+            searches = [self.table.search()]
+        else:
+            parts = (in_list("version", names) for names in _batches(sorted(versions)))
+            searches = [self.table.search().where(part) for part in parts]
         counts: dict[str, int] = {}
-        for names in _batches(sorted(versions)):
-            counts.update(_counted(self.table.search().where(in_list("version", names))))
+        for rows in searches:
+            found = rows.select(["version", "row_id"]).to_arrow().group_by("version")
+            for counted in found.aggregate([("row_id", "count_distinct")]).to_pylist():
+                counts[counted["version"]] = counted["row_id_count_distinct"]
         return counts
 
     @_as_store_errors()
@@ -384,12 +386,6 @@ def _split(table: Any) -> None:
         table.update(where=in_list("row_id", [row["row_id"]]), values_sql={"position": "position"})
 
 
-def _counted(rows: Any) -> dict[str, int]:
-    found = rows.select(["version", "row_id"]).to_arrow()
-    counts = found.group_by("version").aggregate([("row_id", "count_distinct")])
-    return dict(zip(counts["version"].to_pylist(), counts["row_id_count_distinct"].to_pylist(), strict=True))
-
-
 def _batches(names: Sequence[str]) -> Iterable[Sequence[str]]:
     return (names[start : start + _NAMES_PER_QUERY] for start in range(0, len(names), _NAMES_PER_QUERY))
 
@@ -473,7 +469,8 @@ def _fill_words(table: Any) -> None:
         if not texts:
             return
         words = pa.table({"row_id": list(texts), COLUMN: [index_words(text) for text in texts.values()]})
-        if not _retried(partial(_merge_words, table, words)).num_updated_rows:
+        merge = table.merge_insert("row_id").when_matched_update_all()
+        if not _retried(partial(merge.execute, words)).num_updated_rows:
             return  # another process has deleted these rows; the next call fills the others
 
 
@@ -485,10 +482,6 @@ def add_word_column(table: Any) -> None:
     """Add the column of words to a table of an earlier version."""
     if COLUMN not in table.schema.names:
         table.add_columns(_WORDS_FIELD)
-
-
-def _merge_words(table: Any, words: pa.Table) -> Any:
-    return table.merge_insert("row_id").when_matched_update_all().execute(words)
 
 
 def _create_word_index(table: Any) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from kvweave.errors import Cancelled
+from kvweave.cancellation import check_cancelled
 from kvweave.facts import facts
 from kvweave.results import PreparedChunks
 from kvweave.server.events import Encoder, collect, sse, stream
@@ -37,8 +37,7 @@ async def prepare(request: Request, fields: ChunkFields) -> Response:
 
     def work(emit: Emit, cancelled: Event) -> None:
         def progress(done: int, total: int) -> None:
-            if cancelled.is_set():
-                raise Cancelled("the client has left")
+            check_cancelled()
             emit((done, total))
 
         emit(

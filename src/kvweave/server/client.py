@@ -6,7 +6,7 @@ It imports only the standard library, so that a command which asks a running ser
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -67,10 +67,25 @@ class ServerClient:
         )["data"]
         return found
 
-    def ask(self, kb: str, question: str, options: Mapping[str, Any]) -> "RemoteAnswer":
-        """Ask a question. `options` are options of `KnowledgeBase.stream`, settings for this request, and `explain`."""
+    def ask(
+        self, kb: str, question: str, options: Mapping[str, Any], show: Callable[[str], object]
+    ) -> tuple[Answer, tuple[ExplainedToken, ...]]:
+        """Ask a question, and call `show` with each piece of the answer; return it with the tokens of its prompt if `explain` is set.
+
+        `options` are options of `KnowledgeBase.stream`, settings for this request, and `explain`.
+        """
         body = {"question": _valid(question), "stream": True, **options}
-        return RemoteAnswer(self, _kb_path(kb, "ask"), body)
+        done: Any = None
+        for kind, data in self.events(_kb_path(kb, "ask"), body):
+            if kind == "piece":
+                show(data["text"])
+            done = data
+        try:
+            return answer_from({"text": done["answer"], **done}), tokens_from(done.get("tokens") or ())
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerUnavailable(
+                f"the server sent an answer that cannot be read ({error!r}); check that it has the same version of kvweave"
+            ) from error
 
     def send(self, kb: str, conversation: str, question: str, top_k: int | None) -> Iterator[str]:
         """Yield the answer to a conversation's next turn, piece by piece."""
@@ -180,41 +195,6 @@ class ServerClient:
         self.close()
         why = f"{error}" or type(error).__name__
         return ServerUnavailable(f"the server at {self.url} does not respond ({why})")
-
-
-class RemoteAnswer:
-    """An iterator over the pieces of an answer. `answer` and `tokens` are set when the iteration ends.
-
-    With the option `explain`, `tokens` are the tokens of the prompt.
-    """
-
-    def __init__(self, client: ServerClient, path: str, body: Any) -> None:
-        self._events = client.events(path, body)
-        self._answer: Answer | None = None
-        self.tokens: tuple[ExplainedToken, ...] = ()
-
-    def __iter__(self) -> Iterator[str]:
-        for kind, data in self._events:
-            if kind == "piece":
-                yield data["text"]
-            elif kind == "done":
-                self._finish(data)
-
-    @property
-    def answer(self) -> Answer:
-        """The complete answer; raises InvalidRequest before the last piece."""
-        if self._answer is None:
-            raise InvalidRequest("the answer is not finished; iterate over the stream to its end first")
-        return self._answer
-
-    def _finish(self, done: Any) -> None:
-        try:
-            self._answer = answer_from({"text": done["answer"], **done})
-            self.tokens = tokens_from(done.get("tokens") or ())
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerUnavailable(
-                f"the server sent an answer that cannot be read ({error!r}); check that it has the same version of kvweave"
-            ) from error
 
 
 def _kb_path(kb: str, *rest: str) -> str:

@@ -85,7 +85,7 @@ class TurnFields(SearchFields):
 @router.get("")
 async def list_knowledge_bases(request: Request) -> dict[str, Any]:
     """List the knowledge bases."""
-    return {"data": facts(await run_in_threadpool(tenant(request).bases.summaries))}
+    return {"data": await run_in_threadpool(tenant(request).bases.summaries)}
 
 
 @router.post("", status_code=201)
@@ -221,7 +221,7 @@ async def caches(request: Request, name: str) -> dict[str, Any]:
     """Return sizes by kind and tier, hit rates, and the questions that background work has predicted."""
     stored = await _with_base(request, name, _stored)
     recent = services(request).history.of(tenant(request).name, name)
-    return {"name": name, **stored, "recent": facts(recent)}
+    return {"name": name, **stored, "recent": recent}
 
 
 async def _with_base(request: Request, name: str, work: Callable[[KnowledgeBase], _T]) -> _T:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from starlette.requests import Request
 
 from kvweave.config import Config
-from kvweave.documents.file_types import outer_file
+from kvweave.documents.files import outer_file
 from kvweave.results import AnswerCacheUse, Piece, Prefill
 from kvweave.server.errors import ApiError
 from kvweave.server.metrics import Metrics
@@ -49,40 +49,32 @@ def cache_used(event: Any) -> CacheUsed | None:
     return "miss" if isinstance(event, Prefill) and 0 < event.total_tokens == event.done_tokens else None
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """One answered question: its time (seconds since 1970) and the tokens of its prompt that came from stored KV."""
-
-    at_s: float
-    cache: CacheUsed | None
-    prompt_tokens: int
-    cached_tokens: int
-    ttft_s: float
-
-
 class History:
-    """The last questions by tenant and knowledge base, for the page. They are kept while the server runs."""
+    """The last questions by tenant and knowledge base, for the page. They are kept while the server runs.
+
+    A question has its time (seconds since 1970) and the tokens of its prompt that came from stored KV.
+    """
 
     def __init__(self) -> None:
         self._guard = Lock()
-        self._past: OrderedDict[tuple[str | None, str], deque[Past]] = OrderedDict()
+        self._past: OrderedDict[tuple[str | None, str], deque[dict[str, Any]]] = OrderedDict()
 
     def add(self, tenant: str | None, kb: str, finished: Finished) -> None:
         timing = finished.answer.timing
-        past = Past(
-            time(),
-            cache_used(finished),
-            finished.prompt_tokens,
-            finished.cached_tokens,
-            timing.ttft_s or timing.total_s,
-        )
+        past = {
+            "at_s": time(),
+            "cache": finished.cache,
+            "prompt_tokens": finished.prompt_tokens,
+            "cached_tokens": finished.cached_tokens,
+            "ttft_s": timing.ttft_s or timing.total_s,
+        }
         with self._guard:
             self._past.setdefault((tenant, kb), deque(maxlen=_PAST_QUESTIONS)).append(past)
             self._past.move_to_end((tenant, kb))
             while len(self._past) > _PAST_BASES:
                 self._past.popitem(last=False)
 
-    def of(self, tenant: str | None, kb: str) -> list[Past]:
+    def of(self, tenant: str | None, kb: str) -> list[dict[str, Any]]:
         """Return the last questions of a knowledge base, oldest first."""
         with self._guard:
             return list(self._past.get((tenant, kb), ()))

@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
 from kvweave.cancellation import check_cancelled
+from kvweave.documents.files import free_name
 from kvweave.documents.reader_process import FileReader
 from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
 from kvweave.facts import facts
@@ -82,7 +83,8 @@ def index(base: KnowledgeBase, uploads: Sequence[UploadFile], emit: Emit) -> dic
         with FileReader() as reader:
             for number, upload in enumerate(uploads):
                 progress("storing", number, len(uploads))
-                paths.append(folder / _free_name(clean_name(upload.filename or ""), paths))
+                taken = [path.name for path in paths]
+                paths.append(folder / free_name(clean_name(upload.filename or ""), taken))
                 if why := _store(upload, paths[-1], reader):
                     skipped.append(SkippedFile(paths[-1], f"{why}; its earlier version stays"))
             report = base.add(*paths, progress=progress, wait=wait)
@@ -151,16 +153,6 @@ def _shown_facts(report: AddReport) -> dict[str, Any]:
     for each in (*found["skipped"], *found["notes"], *found["copies"]):
         each.update({key: shown(each[key]) for key in ("path", "same_as") if key in each})
     return found
-
-
-def _free_name(name: str, taken: Sequence[Path]) -> str:
-    """Return the name, with a number if another file of the same upload has the name too."""
-    names, number, free = {path.name for path in taken}, 1, name
-    while free in names:
-        number += 1
-        stem, dot, suffix = name.rpartition(".")
-        free = f"{stem} ({number}).{suffix}" if dot else f"{name} ({number})"
-    return free
 
 
 def _shortened(text: str, most_bytes: int) -> str:

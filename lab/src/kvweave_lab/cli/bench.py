@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing, keeps_output
+from kvweave.cli.terminal import keeps_nothing
 from kvweave_lab.cli import bench_options as bench
 from kvweave_lab.cli import (
     bench_reuse,
@@ -85,7 +85,7 @@ class TtftOptions:
             ratios=tuple(self.ratio if self.ratio is not None else RATIOS),
             chunk_tokens=self.chunk_tokens,
             rounds=self.rounds,
-            kv_from=tuple(dict.fromkeys(opt.chosen(self.kv_from or ["memory"], KV_SOURCES, "place of KV"))),
+            kv_from=tuple(dict.fromkeys(bench.chosen(self.kv_from or ["memory"], KV_SOURCES, "place of KV"))),
         )
 
 
@@ -248,7 +248,7 @@ class SteadyOptions:
         )
 
 
-@keeps_output
+@bench.keeps_output
 @opt.with_options()
 def steady(
     *, model: bench.DeviceModel, options: SteadyOptions, json: opt.Json = False, quiet: opt.Quiet = False

@@ -4,19 +4,26 @@ import json as jsons
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
 from kvweave.cli import options as opt
+from kvweave.cli.terminal import keeps_nothing
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
     from kvweave.types import Storage
+
+Choice = TypeVar("Choice", bound=str)
+_P = ParamSpec("_P")
+
+NOTHING_WITHOUT_OUTPUT = "interrupted: nothing is kept without --output; the same command starts over"
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
 
@@ -127,4 +134,26 @@ def storages_named(names: Sequence[str]) -> "list[Storage]":
     """Return the storages of these names; raises InvalidRequest for an unknown one."""
     from kvweave.types import STORAGES
 
-    return opt.chosen(names, list(STORAGES.values()), "storage")
+    return chosen(names, list(STORAGES.values()), "storage")
+
+
+def keeps_output(command: Callable[_P, None]) -> Callable[_P, None]:
+    """Mark a command that continues from its `output` folder, and starts over without one."""
+    without = keeps_nothing(command, NOTHING_WITHOUT_OUTPUT)
+
+    @wraps(command)
+    def marked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        (without if kwargs.get("output") is None else command)(*args, **kwargs)
+
+    return marked
+
+
+def chosen(names: Sequence[str], known: Sequence[Choice], what: str) -> list[Choice]:
+    """Return the members of `known` with these names. Raises InvalidRequest, listing `known`, for an unknown name."""
+    from kvweave.errors import InvalidRequest
+
+    by_name = {str(one): one for one in known}
+    for name in names:
+        if name not in by_name:
+            raise InvalidRequest(f"there is no {what} {name!r}; choose one of {', '.join(by_name)}")
+    return [by_name[name] for name in names]

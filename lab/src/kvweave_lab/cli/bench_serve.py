@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_output
 from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class ServeOptions:
         )
 
 
-@keeps_output
+@bench.keeps_output
 @opt.with_options()
 def serve(*, options: ServeOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """Throughput and latency of servers under Poisson arrivals over documents of uneven popularity.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing
+from kvweave.cli.terminal import keeps_nothing
 from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:

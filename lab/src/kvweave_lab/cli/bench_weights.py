@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing
+from kvweave.cli.terminal import keeps_nothing
 from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def weights(
     from kvweave_lab.bench.weights import bench_weights
 
     opt.quiet_libraries()
-    names = opt.chosen(options.variant or DEFAULT_VARIANTS, list(VARIANTS), "variant")
+    names = bench.chosen(options.variant or DEFAULT_VARIANTS, list(VARIANTS), "variant")
     text = options.texts()
     name = model.model or model.shape or bench.DEFAULT_SHAPE
 

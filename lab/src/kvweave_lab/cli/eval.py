@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing
+from kvweave.cli.terminal import keeps_nothing
 from kvweave_lab.cli.bench_options import print_paths
 from kvweave_lab.cli.eval_natural import natural
 from kvweave_lab.cli.eval_prediction import prediction

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_output
 from kvweave.recipes.names import UNCALIBRATED
 from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
@@ -193,7 +192,7 @@ class NaturalOptions:
         )
 
 
-@keeps_output
+@bench.keeps_output
 @opt.with_options(*opt.MODEL, "home", "embedding_model", model=MODEL_TEXT, home=HOME_TEXT)
 def natural(
     *, model: opt.SharedOptions, options: NaturalOptions, json: opt.Json = False, quiet: opt.Quiet = False
@@ -207,7 +206,7 @@ def natural(
     request = options.request()
     content = read_request_set(request)  # before a model is loaded
     formats = {
-        name: VARIANTS[name] for name in opt.chosen(options.rounded or (), list(VARIANTS), "number format")
+        name: VARIANTS[name] for name in bench.chosen(options.rounded or (), list(VARIANTS), "number format")
     }
     adapter = model.load_model()
     rounded = {

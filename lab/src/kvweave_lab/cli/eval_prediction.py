@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_output
 from kvweave.version import __version__
 from kvweave_lab.cli import bench_options as bench
 from kvweave_lab.cli.evaluate import MODEL_TEXT, print_notice
@@ -86,7 +85,7 @@ class PredictionOptions:
         )
 
 
-@keeps_output
+@bench.keeps_output
 @opt.with_options(*SETTINGS, model=MODEL_TEXT)
 def prediction(
     *,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_nothing, keeps_output
+from kvweave.cli.terminal import keeps_nothing
 from kvweave.errors import InvalidRequest
 from kvweave.recipes.names import UNCALIBRATED
 from kvweave.version import __version__
@@ -156,7 +156,7 @@ class DecodeOptions:
         )
 
 
-@keeps_output
+@bench.keeps_output
 @opt.with_options(
     *opt.MODEL,
     model="Hub id or local folder. Default: longer, the shipped model that was trained on texts of 8K tokens.",
@@ -447,7 +447,7 @@ class PersonasOptions:
         return random_model(self.shape, device=device or "cpu")
 
 
-@keeps_output
+@bench.keeps_output
 @opt.with_options(
     *opt.MODEL, model="Model that answers: hub id or local folder. Default: the shipped reference model."
 )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvweave.cli import options as opt
-from kvweave.cli.interrupted import keeps_output
 from kvweave.errors import InvalidRequest
+from kvweave_lab.cli import bench_options as bench
 
 if TYPE_CHECKING:
     from kvweave.models.adapter import Adapter
@@ -190,7 +190,7 @@ class EvalOptions:
 
 
 @app.callback()
-@keeps_output
+@bench.keeps_output
 @opt.with_options(*opt.MODEL, "home", model=MODEL_TEXT, home=HOME_TEXT)
 def evaluate(
     context: typer.Context,

@@ -6,7 +6,7 @@ quote of it is left out (`mail_quotes`).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from email import message_from_bytes
 from email.header import decode_header, make_header
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from kvweave.documents.encodings import decode, decode_as
-from kvweave.documents.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean, reason
-from kvweave.documents.file_types import content_suffix
+from kvweave.documents.extracted import Attachment, Extracted, ReadContext, TextBuilder, clean, damaged
+from kvweave.documents.files import content_suffix
 from kvweave.documents.formats.mail_quotes import QuotedMail, without_quotes, words_of
 from kvweave.documents.html import Extent, HtmlText, read_html
 from kvweave.errors import UnreadableDocument
@@ -42,13 +42,9 @@ _SAME_SHARE: Final = 0.6
 """The plain text of an e-mail with at least this share of the words of its HTML says the same."""
 
 
+@damaged("e-mail")
 def read_mail(data: bytes, ctx: ReadContext) -> Extracted:
     """Read one e-mail; raises UnreadableDocument if it is encrypted or damaged, or if the file is not an e-mail."""
-    with _readable("e-mail"):
-        return _read_mail(data, ctx)
-
-
-def _read_mail(data: bytes, ctx: ReadContext) -> Extracted:
     message = message_from_bytes(data.lstrip(), policy=compat32)
     if not message.keys() or not any(message.get(name) for name in ("From", "Date", "Subject", "Received")):
         raise UnreadableDocument("no e-mail: it has no sender, date or subject")
@@ -59,13 +55,9 @@ def _read_mail(data: bytes, ctx: ReadContext) -> Extracted:
     return _extracted(built, _header(message, "Subject"), read.attachments(), read.notes)
 
 
+@damaged("mailbox")
 def read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the messages of a mailbox in order. The name of an attachment begins with the number of its message."""
-    with _readable("mailbox"):
-        return _read_mailbox(data, ctx)
-
-
-def _read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     messages = [message_from_bytes(each, policy=compat32) for each in _messages(data)]
     if not data.startswith(b"From ") or not messages:
         raise UnreadableDocument('no mailbox: it does not begin with "From " and a message')
@@ -79,17 +71,6 @@ def _read_mailbox(data: bytes, ctx: ReadContext) -> Extracted:
     if encrypted := sum(each.get_content_type() in _ENCRYPTED for each in messages):
         notes.append(f"{encrypted} of {len(messages)} messages are encrypted")
     return _extracted(built, "", attachments, notes)
-
-
-@contextmanager
-def _readable(kind: str) -> Iterator[None]:
-    """Turn errors that the standard library raises for a damaged e-mail into UnreadableDocument."""
-    try:
-        yield
-    except (UnreadableDocument, MemoryError):
-        raise
-    except Exception as error:  # a header may cause any exception
-        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
 
 
 def _extracted(

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from kvweave.documents.encodings import decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, reason
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, damaged
 from kvweave.documents.formulas import office_formula_text
 from kvweave.documents.html import read_html
 from kvweave.errors import UnreadableDocument
@@ -297,30 +297,22 @@ def _core_title(data: bytes) -> str:
 @contextmanager
 def _readable(data: bytes, kind: str) -> Iterator[None]:
     """Check the container; turn errors that a library raises for a damaged file into UnreadableDocument."""
-    _check_container(data, kind)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are about styles and extensions that are not read
-            yield
-    except (UnreadableDocument, MemoryError):
-        raise
-    except Exception as error:  # a damaged file may cause any exception
-        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
+    with damaged(kind), warnings.catch_warnings():
+        _check_container(data, kind)
+        warnings.simplefilter("ignore")  # they are about styles and extensions that are not read
+        yield
 
 
 def _check_container(data: bytes, kind: str) -> None:
-    """Raise UnreadableDocument if a zip container is password-protected, damaged or too large, or is an old office file."""
+    """Raise UnreadableDocument if a zip container is password-protected or too large, or is an old office file."""
     if data.startswith(_OLD_CONTAINER):
         if "EncryptedPackage".encode("utf-16-le") in data:
             raise UnreadableDocument(_locked(kind))
         if kind == "workbook":
             return  # .xls
         raise UnreadableDocument(f"an old office file that is called {kind}; save it as {kind}")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
     if any(entry.flag_bits & 1 for entry in entries):
         raise UnreadableDocument(_locked(kind))
     if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:

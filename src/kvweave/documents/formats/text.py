@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvweave.documents.encodings import Decoded, decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, reason, section_at
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, damaged, section_at
 from kvweave.documents.html import read_html
-from kvweave.errors import UnreadableDocument
 from kvweave.types import Section
 
 _UNDERLINED: Final = re.compile(r"^(?=\S)(.+)\n([=\-~^\"'`#*+])\2{2,}[ \t]*$", re.MULTILINE)
@@ -185,7 +184,7 @@ def _header(text: str) -> str:
 def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
     """Read the text, code and printed results of a notebook as Markdown. A section's last heading is its cell's number."""
     read = decode(data)
-    try:
+    with damaged("notebook"):
         book = json.loads(read.text)
         cells = (
             book["cells"] if "cells" in book else [c for sheet in book["worksheets"] for c in sheet["cells"]]
@@ -195,8 +194,6 @@ def read_notebook(data: bytes, ctx: ReadContext) -> Extracted:
         for cell in cells:
             starts.append(built.length)
             _add_cell(built, cell, language)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableDocument(f"damaged notebook ({reason(error)})") from error
     title, sections = _markdown(built.text())
     return Extracted(built.text(), title, _with_cells(sections, starts), read.notes)
 

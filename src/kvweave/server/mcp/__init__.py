@@ -1,1 +1,1 @@
-"""The MCP server: its tools, their source of answers, and its transports."""
+"""The MCP server: its tools and transports, and their source of answers."""

@@ -59,10 +59,7 @@ class HomeSource:
         wanted = {} if top_k is None else {"top_k": top_k}
 
         def remotely(client: "ServerClient", options: Mapping[str, Any]) -> Answer:
-            stream = client.ask(kb, question, {**options, **wanted})
-            for _ in stream:
-                pass
-            return stream.answer
+            return client.ask(kb, question, {**options, **wanted}, lambda piece: None)[0]
 
         return self._ask(remotely, lambda: self._answer(kb, question, top_k))
 

@@ -25,11 +25,6 @@ def new_id(kind: str) -> str:
     return f"{kind}{secrets.token_hex(12)}"
 
 
-def now_s() -> int:
-    """Return the current time in seconds since 1970."""
-    return int(time.time())
-
-
 async def reply(
     request: Request,
     running: Coroutine[Any, Any, RunningRequest],
@@ -64,7 +59,7 @@ async def reply_with_choices(
     """
     parts = services(request)
     check_model(fields.model, parts.model_name)
-    head = {**head, "created": now_s(), "model": parts.model_name}
+    head = {**head, "created": int(time.time()), "model": parts.model_name}
 
     def body(events: Sequence[ChoiceEvent]) -> dict[str, Any]:
         found = finished(events)

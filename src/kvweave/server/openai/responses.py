@@ -1,5 +1,6 @@
 """POST /v1/responses, for text. The server stores no response, so clients cannot fetch or continue one later."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -145,7 +146,7 @@ class ResponseObject:
         self._head: dict[str, Any] = {
             "id": replies.new_id("resp_"),
             "object": "response",
-            "created_at": replies.now_s(),
+            "created_at": int(time.time()),
             "error": None,
             "incomplete_details": None,
             "instructions": fields.instructions,

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kvweave.config import Config
 from kvweave.errors import Cancelled, InvalidRequest, KnowledgeBaseNotFound, KvweaveError, StoreBusy
@@ -19,16 +19,6 @@ from kvweave.state.resident import ResidentModels
 
 _LOG = logging.getLogger(__name__)
 _DELETE_WAIT_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class KBSummary:
-    """A knowledge base in a list, with its documents, chunks, and bytes of chunk KV on disk."""
-
-    name: str
-    documents: int
-    chunks: int
-    bytes: int
 
 
 @dataclass(slots=True)
@@ -64,15 +54,15 @@ class ServedBases:
     def names(self) -> list[str]:
         return sorted(path.parent.name for path in (self._config.home / "kb").glob("*/catalog.sqlite"))
 
-    def summaries(self) -> list[KBSummary]:
-        """Return a summary of each knowledge base. An unreadable one is logged and left out."""
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return name, documents, chunks and bytes of chunk KV on disk of each knowledge base; log and leave out an unreadable one."""
         found = []
         for name in self.names():
             try:
                 with self.using(name) as base:
                     documents = base.documents()
-                    chunks = sum(document.chunks for document in documents)
-                    found.append(KBSummary(name, len(documents), chunks, base.store.used_bytes))
+                    counts = {"documents": len(documents), "chunks": sum(each.chunks for each in documents)}
+                    found.append({"name": name, **counts, "bytes": base.store.used_bytes})
             except KvweaveError as error:
                 _LOG.warning("knowledge base %s is not listed: %s", name, error)
         return found

@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from kvweave.answering.kb_question import Asked
 from kvweave.answering.settings import Settings
-from kvweave.config import GenerationConfig
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.tiers.leases import Lease
@@ -41,7 +40,7 @@ class CompletionRequest:
 
     Attributes:
         messages: of the chat, in order; the last one is answered.
-        text: instead of messages, a text to continue as it is.
+        text: instead of messages, documents and kb, a text to continue as it is.
         documents: chunks that the caller has retrieved, in the order of the prompt.
         kb: instead of documents, the knowledge base that holds them; the last message is the question.
         options: how it is answered; read only.
@@ -54,10 +53,6 @@ class CompletionRequest:
     options: AskKeywords = field(default_factory=AskKeywords, hash=False)
 
     def __post_init__(self) -> None:
-        if self.text is not None and (self.messages or self.documents or self.kb):
-            raise InvalidRequest(
-                "a text to continue is given with messages, documents or kb; give one of them"
-            )
         if self.text is None and not self.messages:
             raise InvalidRequest("there are no messages; give at least one")
         if self.documents and self.kb:
@@ -162,20 +157,20 @@ class DocumentPrompt(Asked):
         self.answered(self, answer)
 
 
-def plain_options(settings: Settings, request: CompletionRequest, sampling: GenerationConfig) -> AskOptions:
+def plain_options(settings: Settings, given: AskKeywords) -> AskOptions:
     """Return the options of a request without documents.
 
     Raises InvalidRequest if the request names a recipe that reuses more than exact prefixes.
     """
-    recipe = request.options.get("recipe")
-    given = None if recipe == AUTO else recipe
-    if given is not None and not _plain(settings.recipe(given)):
+    recipe = None if given.get("recipe") == AUTO else given.get("recipe")
+    if recipe is not None and not _plain(settings.recipe(recipe)):
         raise InvalidRequest(
-            f"recipe {given} reuses chunks, and the request has neither documents nor kb; leave it out"
+            f"recipe {recipe} reuses chunks, and the request has neither documents nor kb; leave it out"
         )
-    named = given or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
-    budget = request.options.get("kv_budget")
-    return settings.options(recipe=named, kv_budget=budget, cache="off", generation=sampling)
+    named = recipe or (settings.config.recipe if _plain(settings.recipe()) else PREFIX)
+    return settings.options(
+        recipe=named, kv_budget=given.get("kv_budget"), cache="off", generation=given.get("generation")
+    )
 
 
 def _plain(recipe: Recipe) -> bool:

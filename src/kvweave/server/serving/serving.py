@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from kvweave.answering.answer_stream import AnswerStream, Event
@@ -15,7 +16,7 @@ from kvweave.answering.kb_question import Asked
 from kvweave.answering.pipeline import check_supported, respond
 from kvweave.answering.settings import Settings
 from kvweave.cancellation import cancellable, check_cancelled
-from kvweave.config import Config, GenerationConfig
+from kvweave.config import Config
 from kvweave.errors import Cancelled, InvalidRequest
 from kvweave.knowledge_base import KnowledgeBase
 from kvweave.kvstore.chunk_store import ChunkStore
@@ -199,10 +200,11 @@ class Tenant:
             if request.kb is not None:
                 with self.bases.using(request.kb) as base:
                     deleted = self.bases.closing(request.kb)
-                    yield from self._finish(self._ask(base, request), lambda: stopped() or deleted())
+                    ask = partial(self._ask, base, request)
+                    yield from self._finish(ask, lambda: stopped() or deleted())
             else:
                 with self._resident.activity.request():
-                    yield from self._finish(self._respond(request), stopped)
+                    yield from self._finish(partial(self._respond, request), stopped)
 
     def send(
         self,
@@ -321,38 +323,30 @@ class Tenant:
         if store is not None:
             store.close()
 
-    def _ask(self, base: KnowledgeBase, request: CompletionRequest) -> Callable[[], AnswerStream]:
-        """Return a function that sends the request to a knowledge base."""
-        turns = Turns.of(request.messages)
-        options: AskKeywords = {**request.options, "generation": self._generation(request)}
-        return lambda: base.stream(
-            turns.question, earlier=turns.earlier, instruction=turns.instruction, **options
-        )
+    def _ask(self, base: KnowledgeBase, request: CompletionRequest) -> AnswerStream:
+        """Send a request to a knowledge base."""
+        turns, given = Turns.of(request.messages), self._given(request)
+        return base.stream(turns.question, earlier=turns.earlier, instruction=turns.instruction, **given)
 
-    def _respond(self, request: CompletionRequest) -> Callable[[], AnswerStream]:
-        """Return a function that answers a request without a knowledge base."""
-        generation = self._generation(request)
+    def _respond(self, request: CompletionRequest) -> AnswerStream:
+        """Answer a request without a knowledge base."""
+        model, settings, given = self._resident.model, self._settings, self._given(request)
+        turns = Turns.of(request.messages) if request.documents else None
+        if turns is None:
+            options = plain_options(settings, given)
+        else:
+            options = self._document_options(turns.instruction, given)
+        what = options, settings.recipe_of(options), settings.offload(options.kv_budget), model
+        asked: Asked
+        if turns is None:
+            asked = PlainPrompt(*what, request)
+        else:
+            asked = DocumentPrompt(*what, turns, request.documents, self._prepare)
+        check_supported(model, asked)
+        return AnswerStream(respond(model, self.store, asked), nullcontext())
 
-        def begin() -> AnswerStream:
-            model, settings = self._resident.model, self._settings
-            if request.documents:
-                given: AskKeywords = {**request.options, "generation": generation}
-                options = self._document_options(Turns.of(request.messages).instruction, given)
-            else:
-                options = plain_options(settings, request, generation)
-            what = options, settings.recipe_of(options), settings.offload(options.kv_budget), model
-            asked: Asked
-            if request.documents:
-                asked = DocumentPrompt(*what, Turns.of(request.messages), request.documents, self._prepare)
-            else:
-                asked = PlainPrompt(*what, request)
-            check_supported(model, asked)
-            return AnswerStream(respond(model, self.store, asked), nullcontext())
-
-        return begin
-
-    def _generation(self, request: CompletionRequest) -> GenerationConfig:
-        return request.options.get("generation") or self.sampling()
+    def _given(self, request: CompletionRequest) -> AskKeywords:
+        return {**request.options, "generation": request.options.get("generation") or self.sampling()}
 
     def _prepare(self, asked: DocumentPrompt, answer: Answer) -> None:
         """Prepare documents for later requests with another order or other documents."""

@@ -54,9 +54,6 @@ class Tenants:
             )
         return self._names[found]
 
-    def __len__(self) -> int:
-        return len(self._names)
-
 
 def read_tenants(path: Path, own_keys: Sequence[str] = ()) -> Tenants:
     """Return the tenants of a TOML file whose table `tenants` gives each name its key, or "sha256:" and the key's digest.
