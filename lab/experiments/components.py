@@ -31,7 +31,6 @@ from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.format import verify_content
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.models.adapter import Adapter
-from kvweave.models.shapes import random_model
 from kvweave.recipes.match import Match
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
@@ -43,6 +42,7 @@ from kvweave_lab.bench.baselines import MaskAttend, WorkCounter, stock_attention
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
 from kvweave_lab.bench.workload import PreparedStores, prompt_of_chunks
 from kvweave_lab.recipes.baselines import StoredPositions
+from kvweave_lab.shapes import random_model
 
 
 @dataclass(frozen=True, slots=True)

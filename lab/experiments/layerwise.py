@@ -28,10 +28,10 @@ from kvweave.kvstore.tiers.loading import THREADS
 from kvweave.kvstore.tiers.tier import owned_copy
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.shapes import random_model
 from kvweave.types import ChunkKV, KVProvenance
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s
 from kvweave_lab.bench.store import random_chunk
+from kvweave_lab.shapes import random_model
 
 PROVENANCE = KVProvenance("bare", ())
 QUESTION_TOKENS = 32

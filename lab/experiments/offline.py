@@ -22,10 +22,10 @@ from experiment import (
 from kvweave.errors import KvweaveError
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.shapes import random_model
 from kvweave.recipes.offline import prepare
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
 from kvweave_lab.bench.workload import chunk_text
+from kvweave_lab.shapes import random_model
 
 RECIPES = {
     "bare": "direct",

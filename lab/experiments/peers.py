@@ -35,7 +35,6 @@ from experiment import (
 )
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.shapes import random_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import remember, run
@@ -44,6 +43,7 @@ from kvweave_lab.bench.baselines import MaskAttend, stock_attention, transformer
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s
 from kvweave_lab.bench.reuse import reorder_for_prefix
 from kvweave_lab.bench.workload import Query, Traffic, chunk_text, draw_queries, prompt_of_chunks
+from kvweave_lab.shapes import random_model
 from llama_cpp_peer import FORMATS, LlamaCpp, open_llama_cpp, unsupported_reason
 
 TRANSFORMERS, OURS = "transformers", "kvweave"

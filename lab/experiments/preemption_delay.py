@@ -23,8 +23,8 @@ from kvweave.config import GenerationConfig
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.preemption import BLOCK_TOKENS
-from kvweave.models.shapes import random_model
 from kvweave.state.active_requests import ActiveRequests, BackgroundStopped, RequestGuard
+from kvweave_lab.shapes import random_model
 
 TIMEOUT_S = 60.0
 """Work that occupies the model for longer counts as never paused."""

@@ -22,9 +22,9 @@ from eval_folders import read_folders
 from experiment import argument_parser, dtype_and_device, environment, run_script, write_result
 from kvweave.models.adapter import Adapter
 from kvweave.models.fused_cache import PlacedSpan
-from kvweave.models.shapes import random_model
 from kvweave.types import ChunkKV
 from kvweave_lab.eval.outcomes import FULL, Label, Outcome
+from kvweave_lab.shapes import random_model
 
 Trace = Mapping[str, float]
 

@@ -22,11 +22,11 @@ from transformers import PretrainedConfig
 
 from experiment import argument_parser, command_of, environment, median_and_range, run_script, write_result
 from kvweave.models.loading import parse_device, parse_dtype
-from kvweave.models.shapes import shape_config
 from kvweave.ops.attention import AttentionInput, AttentionSettings, KVRows, RowAttention
 from kvweave.ops.blocked_attention import BlockedAttention, SplitAttention, additive_mask, can_split
 from kvweave.ops.row_attention import has_triton, row_attention
 from kvweave_lab.bench.measurement import MedianRange, elapsed_s, paired_ratios
+from kvweave_lab.shapes import shape_config
 
 ALL, MASK = "all rows", "a mask"
 QUESTION_TOKENS = 32

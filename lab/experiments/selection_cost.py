@@ -19,7 +19,6 @@ from experiment import command_of, dtype_and_device, environment, run_script, sh
 from kvweave.errors import KvweaveError
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.shapes import random_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Prepare
 from kvweave.recipes.recipe import Recipe, run
@@ -28,6 +27,7 @@ from kvweave_lab.bench.baselines import stock_attention, transformers_prefill
 from kvweave_lab.bench.workload import prompt_of_chunks
 from kvweave_lab.eval.grid import selectors
 from kvweave_lab.eval.outcomes import FULL, REUSE
+from kvweave_lab.shapes import random_model
 
 Times = list[tuple[float, float]]
 """Seconds of selection and of the whole TTFT, round by round."""

@@ -18,7 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 from experiment import argument_parser, command_of, dtype_and_device, environment, run_script, write_result
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.adapter import Adapter
-from kvweave.models.shapes import random_model
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import run
@@ -27,6 +26,7 @@ from kvweave.results import Timing
 from kvweave_lab.bench.baselines import WorkCounter
 from kvweave_lab.bench.measurement import MedianRange
 from kvweave_lab.bench.workload import prompt_of_chunks
+from kvweave_lab.shapes import random_model
 
 PARTS = ("match_s", "place_s", "select_s", "recompute_s", "ttft_s")
 OTHER = "other"

@@ -3,12 +3,10 @@
 import json
 
 import pytest
-import torch
 from safetensors import safe_open
 
 import kvweave
 from kvweave.errors import InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
-from kvweave.models import shapes
 from kvweave.models.loading import load_without_weights
 from kvweave.testing import tiny_model, tiny_tokenizer
 
@@ -131,11 +129,3 @@ def test_unknown_dtype_and_device():
         kvweave.load_model(dtype="float8")
     with pytest.raises(InvalidRequest, match="abacus"):
         kvweave.load_model(device="abacus")
-
-
-@pytest.mark.parametrize(("units", "dtype"), [({"amx_bf16": True}, torch.bfloat16), ({}, torch.float32)])
-def test_a_model_of_a_shape_gets_a_dtype_that_is_fast_on_this_cpu(monkeypatch, units, dtype):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
-    monkeypatch.setattr(shapes, "shape_config", lambda name: tiny_model().config)
-    assert shapes.random_model("any").geometry.dtype == dtype
-    assert shapes.random_model("any", dtype="float16").geometry.dtype == torch.float16

@@ -55,7 +55,7 @@ class CpuModel:
         """Return the model and its requested name; raise InvalidRequest for both options and for an unknown name."""
         from kvweave.errors import InvalidRequest
         from kvweave.models.loading import load_model
-        from kvweave.models.shapes import random_model
+        from kvweave_lab.shapes import random_model
 
         model, shape = self.model, self.shape
         how: dict[str, Any] = {

@@ -440,7 +440,7 @@ class PersonasOptions:
     def timed_model(self, device: str | None) -> "Adapter":
         """Load the model whose latency is computed."""
         from kvweave.models.loading import REFERENCE_NAME, load_model
-        from kvweave.models.shapes import random_model
+        from kvweave_lab.shapes import random_model
 
         if self.shape == REFERENCE_NAME:
             return load_model(None)
