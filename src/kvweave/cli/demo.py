@@ -83,8 +83,7 @@ def _local_model(*, quiet: bool) -> "LocalModel | None":
     """Return a real model that is on this machine. If there is none, say how to get one, and return None."""
     from kvweave.cli.output import say
     from kvweave.home import default_home
-    from kvweave.models.local_model import find_local_model
-    from kvweave.models.packaged import QWEN_CODER_05B
+    from kvweave.models.local_model import QWEN_CODER_05B, find_local_model
 
     try:
         found = find_local_model(default_home())

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kvweave.errors import MissingExtra, ModelNotFound
-from kvweave.models.packaged import GEMMA_270M, QWEN_CODER_05B, QWEN_CODER_15B, PackagedModel
+from kvweave.models.local_model import PackagedModel
 
 WHOLE = b"GGUF, the first half and the second half"
 
@@ -20,7 +20,6 @@ def model(tmp_path, monkeypatch):
         (packages / name / "data").mkdir(parents=True)
         (packages / name / "__init__.py").write_text("raise RuntimeError('imported')")
         (packages / name / "data" / "part.bin").write_bytes(part)
-    (packages / "carrier_part2" / "LICENCE").write_text("do what you like")
     monkeypatch.syspath_prepend(packages)
     return PackagedModel(
         name="tiny",
@@ -31,13 +30,11 @@ def model(tmp_path, monkeypatch):
         licence="none",
         distributions=("carrier_part2", "carrier_part10"),
         requirements=("carrier-part2==1", "carrier-part10==1"),
-        notices=("carrier_part2/LICENCE", "carrier_missing/NOTICE"),
     )
 
 
 def test_the_parts_are_put_together_in_order_once(model, tmp_path):
     assert model.installed()
-    assert model.licence_files() == [tmp_path / "site-packages" / "carrier_part2" / "LICENCE"]
     path = model.assemble(tmp_path / "models")
     assert path == tmp_path / "models" / "tiny.gguf"
     assert path.read_bytes() == WHOLE
@@ -62,16 +59,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_all(model, tm
     assert not (tmp_path / "models").exists()
 
 
-def test_every_part_of_a_packaged_model_is_a_package_of_its_own():
-    models = (GEMMA_270M, QWEN_CODER_05B, QWEN_CODER_15B)
-    for each in models:
-        assert len(set(each.distributions)) == len(each.distributions)
-    assert len({each.file_name for each in models} | {each.name for each in models}) == 2 * len(models)
-
-
 def test_looking_for_packages_imports_no_torch():
     code = (
-        "import sys; from kvweave.models.packaged import GEMMA_270M; GEMMA_270M.installed(); "
+        "import sys; from kvweave.models.local_model import QWEN_CODER_05B; QWEN_CODER_05B.installed(); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
