@@ -7,7 +7,7 @@ from kvweave.embedding import TextEncoder
 from kvweave.models.prompt import PromptTemplate
 from kvweave.recipes.context import ChunkList, Vectors
 from kvweave.remote.affinity import session_headers
-from kvweave.remote.bodies import answering, preparing
+from kvweave.remote.fields import answering, preparing
 from kvweave.types import Prompt
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.memory_store import MemoryStore
 from kvweave.models.prompt import PromptTemplate
-from kvweave.remote.bodies import answering
-from kvweave.remote.fields import DESCRIBE, SALT, Description, InvalidField, read_task
+from kvweave.remote.fields import DESCRIBE, SALT, Description, InvalidField, answering, read_task
 from kvweave.testing import tiny_tokenizer
 from kvweave.types import ModelFingerprint, Prompt
 from kvweave.version import __version__

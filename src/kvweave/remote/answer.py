@@ -11,8 +11,8 @@ from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.recipe import Recipe
-from kvweave.remote.bodies import answering, decoding
 from kvweave.remote.client import Event
+from kvweave.remote.fields import answering, decoding
 from kvweave.remote.model import RemoteModel, as_engine
 from kvweave.results import Plan, PlanSpan, Timing
 from kvweave.types import USUAL_TAGS, ReplyFormat, Span, TokenizedPrompt

@@ -26,9 +26,8 @@ from kvweave.models.snapshot_adapter import Limits, LoadedModel, fused
 from kvweave.models.support import context_tokens
 from kvweave.recipes.context import Corpus, Ids
 from kvweave.recipes.recipe import Recipe
-from kvweave.remote.bodies import preparing
 from kvweave.remote.client import Check, Event, VllmServer
-from kvweave.remote.fields import DESCRIBE, Description, InvalidField, read_task
+from kvweave.remote.fields import DESCRIBE, Description, InvalidField, preparing, read_task
 from kvweave.types import ModelFingerprint
 from kvweave.version import __version__
 
