@@ -11,8 +11,7 @@ from kvweave.answering.generation import Decoded, generate
 from kvweave.config import GenerationConfig
 from kvweave.decode.settings import ClusterSettings, OffloadSettings
 from kvweave.kvstore.chunk_store import ChunkStore
-from kvweave.models.pass_cost import PassCost
-from kvweave.models.preemption import BLOCK_TOKENS, PassLock, Preempted
+from kvweave.models.preemption import BLOCK_TOKENS, PassCost, PassLock, Preempted
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.recipe import run
 from kvweave.testing import end_only_at, tiny_adapter

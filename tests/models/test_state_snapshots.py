@@ -10,8 +10,7 @@ from transformers.cache_utils import DynamicCache
 from kvweave.errors import PromptTooLong, UnsupportedModel
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.families import PREFIX_ONLY
-from kvweave.models.model_state import differences
-from kvweave.models.snapshot_adapter import adapt, fused
+from kvweave.models.snapshot_adapter import adapt, differences, fused
 from kvweave.recipes.methods import METHODS, recipe_named
 from kvweave.recipes.recipe import store_entries
 from kvweave.recipes.request import Budget

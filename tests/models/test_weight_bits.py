@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import kvweave
 from kvweave.errors import InvalidRequest, MissingExtra
 from kvweave.models.adapter import Adapter
-from kvweave.models.pass_cost import PassCost
+from kvweave.models.preemption import PassCost
 from kvweave.models.quantised import QuantisedEmbedding, QuantisedLinear, quantise_weights, weight_bits
 from kvweave.recipes.methods import METHODS
 from kvweave.testing import FAMILIES, tiny_adapter, tiny_model, tiny_tokenizer

@@ -18,8 +18,7 @@ from kvweave.models.adapter import Adapter
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.fused_cache import FusedCache
 from kvweave.models.hooks import LayerQueries
-from kvweave.models.model_state import ModelState
-from kvweave.models.snapshot_adapter import SnapshotAdapter
+from kvweave.models.snapshot_adapter import ModelState, SnapshotAdapter
 from kvweave.models.support import Geometry
 from kvweave.results import DecodeStats
 

@@ -38,9 +38,8 @@ from kvweave.models.forward import (
 )
 from kvweave.models.fused_cache import FusedCache, PlacedSpan
 from kvweave.models.packed import run_packed
-from kvweave.models.pass_cost import PassCost
 from kvweave.models.pass_schedule import PASS_S, PassRows
-from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassLock, Preemption
+from kvweave.models.preemption import BLOCK_TOKENS, LowPriority, PassCost, PassLock, Preemption
 from kvweave.models.prompt import PromptTemplate
 from kvweave.models.rotary import (
     GivenKeys,

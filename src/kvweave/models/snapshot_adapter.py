@@ -2,33 +2,31 @@
 
 A fused cache moves keys and values and writes into the middle of a prompt. A recurrent state cannot be moved, and transformers'
 attention with sinks or compressed keys is not kvweave's. But the whole state after an exact prefix can be copied, stored and
-continued from. That needs nothing but transformers' own calls, and gives the logits of full attention.
+continued from. That needs nothing but transformers' own calls, and gives the logits of full attention. transformers keeps such a
+state in a `DynamicCache`: per layer keys and values, a convolution's last inputs, a recurrent state, or several of them.
 
 `SnapshotAdapter` finds out by running the model whether that holds for it. Knows nothing of stores or recipes.
 """
 
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from kvweave.errors import UnsupportedModel
 from kvweave.models.adapter import Adapter
 from kvweave.models.fingerprint import ModelMemory, WatchedFingerprint
-from kvweave.models.model_state import (
-    KINDS,
-    ModelState,
-    copy_tensors,
-    differences,
-    empty_layers,
-    empty_state,
-    restore,
-)
 from kvweave.models.prompt import PromptTemplate, check_length
 from kvweave.models.rotary import rope_regime
 from kvweave.models.support import context_tokens
@@ -38,6 +36,22 @@ _PROBE_TOKENS, _PROBE_PREFIX = 12, 7
 _ALLOWED: Final = {4: 1e-3, 2: 0.1}
 """How far the logits of a pass in two parts may differ from those of one pass, as a share of the largest, by the bytes per
 number of the model's dtype. Kernels of recurrent layers sum in another order."""
+
+_KINDS: Final = ("keys", "values", "conv", "recurrent")
+"""What a layer may hold. A tensor's name is one of these, the layer's number, and for the last two the state's number."""
+
+_WITHOUT_STATE: Final = "DummyLayer"
+_COPIED: Final = frozenset(
+    {
+        _WITHOUT_STATE,
+        "DynamicLayer",
+        "DynamicSlidingWindowLayer",
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    }
+)
+"""Classes of transformers.cache_utils, by name: earlier versions lack some."""
 
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 _STORED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -50,6 +64,14 @@ class Limits:
     context_tokens: int
     dtype: torch.dtype
     device: torch.device
+
+
+@dataclass(slots=True)
+class ModelState:
+    """A cache and the number of tokens that it was computed from; a pass over more tokens changes both."""
+
+    cache: DynamicCache
+    tokens: int = 0
 
 
 class SnapshotAdapter:
@@ -100,8 +122,15 @@ class SnapshotAdapter:
         )
 
     def new_state(self) -> ModelState:
-        """Return the state before any token."""
-        return empty_state(self.model.config)
+        """Return the state before any token.
+
+        Raises UnsupportedModel, naming the class, if a layer of the cache cannot be copied in and out.
+        """
+        cache = DynamicCache(config=self.model.config)
+        for layer in cache.layers:
+            if type(layer).__module__ != DynamicCache.__module__ or type(layer).__name__ not in _COPIED:
+                raise UnsupportedModel(f"its cache has layers of class {type(layer).__name__}")
+        return ModelState(cache)
 
     def extend(self, state: ModelState, token_ids: Sequence[int]) -> Tensor:
         """Run the model over tokens after those of the state; return the last one's logits, (1, vocab).
@@ -121,8 +150,11 @@ class SnapshotAdapter:
         return logits
 
     def snapshot(self, state: ModelState) -> dict[str, Tensor]:
-        """Return copies of a state's tensors on the CPU, by name."""
-        return copy_tensors(state)
+        """Return copies of a state's tensors on the CPU, by name: keys_0, values_0, conv_1_0, recurrent_1_0, ….
+
+        Keys and values are (1, G, S, D), rotated as the model rotated them, of the last S tokens that the layer still sees.
+        """
+        return {name: tensor.detach().clone().cpu() for name, tensor in _tensors(state)}
 
     def snapshot_bytes(self, tokens: int) -> int:
         """Return the most bytes that a stored state after `tokens` tokens takes."""
@@ -130,7 +162,17 @@ class SnapshotAdapter:
 
     def restore(self, tensors: Mapping[str, Tensor], tokens: int) -> ModelState:
         """Return the state after `tokens` tokens from what `snapshot` has returned; the tensors given are copied."""
-        return restore(self.model.config, tensors, tokens, self.geometry.device)
+        state = self.new_state()
+        found = {name: tensor.to(self.geometry.device) for name, tensor in tensors.items()}
+        for number, layer in enumerate(state.cache.layers):
+            if f"keys_{number}" in found:
+                layer.update(found[f"keys_{number}"], found[f"values_{number}"])
+                if isinstance(layer, DynamicSlidingWindowLayer):
+                    layer.cumulative_length = tokens  # a window holds fewer
+            if isinstance(layer, LinearAttentionLayer):
+                _restore_linear(layer, number, found)
+        state.tokens = tokens
+        return state
 
     def check_length(self, prompt_tokens: int, new_tokens: int = 0) -> None:
         """Raise PromptTooLong if prompt and answer do not fit the model's context; the message says by how much."""
@@ -230,7 +272,7 @@ def _check_state_is_read(
     Such a pass of transformers' Mamba layers starts from nothing, whatever their state. The error would be small for most
     texts, and rounding could hide it, so the state is replaced by values that show wherever they go.
     """
-    kinds = {kind for kind in KINDS for name in stored if name.startswith(kind)}
+    kinds = {kind for kind in _KINDS for name in stored if name.startswith(kind)}
     for kind in sorted(kinds):
         poisoned = {
             name: torch.full_like(tensor, torch.nan) if name.startswith(kind) else tensor
@@ -250,3 +292,56 @@ def _check_logits(how: str, logits: Tensor, whole: Tensor) -> None:
         raise UnsupportedModel(
             f"its logits after a pass {how} differ by {difference:.1e} from those of one pass"
         )
+
+
+# The tensors of a state
+
+
+def differences(state: ModelState, other: ModelState) -> list[str]:
+    """Return what differs between two states, bit by bit and in every attribute of every layer, as layer.attribute."""
+    found = []
+    for number, layers in enumerate(zip(state.cache.layers, other.cache.layers, strict=True)):
+        here, there = (vars(layer) for layer in layers)
+        names = sorted(here.keys() | there.keys())
+        found += [f"{number}.{name}" for name in names if not _equal(here.get(name), there.get(name))]
+    return found
+
+
+def empty_layers(state: ModelState) -> list[int]:
+    """Return the numbers of the layers that hold nothing, though they may; none after a pass that uses its cache."""
+    held = {name.split("_")[1] for name, _ in _tensors(state)}
+    return [
+        number
+        for number, layer in enumerate(state.cache.layers)
+        if str(number) not in held and type(layer).__name__ != _WITHOUT_STATE
+    ]
+
+
+def _tensors(state: ModelState) -> Iterator[tuple[str, Tensor]]:
+    for number, layer in enumerate(state.cache.layers):
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            yield f"keys_{number}", layer.keys
+            yield f"values_{number}", layer.values
+        if isinstance(layer, LinearAttentionLayer):
+            for index in range(layer.number_of_states):
+                for kind, held in (("conv", layer.conv_states), ("recurrent", layer.recurrent_states)):
+                    tensor = held[index]
+                    if tensor is not None:
+                        yield f"{kind}_{number}_{index}", tensor
+
+
+def _restore_linear(layer: LinearAttentionLayer, number: int, found: Mapping[str, Tensor]) -> None:
+    for index in range(layer.number_of_states):
+        conv, recurrent = (found.get(f"{kind}_{number}_{index}") for kind in ("conv", "recurrent"))
+        if conv is not None:
+            layer.update_conv_state(conv, state_idx=index)
+        if recurrent is not None:
+            layer.update_recurrent_state(recurrent, state_idx=index)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return type(one) is type(other) and bool(one == other)

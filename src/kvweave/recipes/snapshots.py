@@ -21,8 +21,7 @@ from kvweave.errors import InvalidRequest
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.models.forward import check_logits
-from kvweave.models.model_state import ModelState
-from kvweave.models.snapshot_adapter import SnapshotAdapter
+from kvweave.models.snapshot_adapter import ModelState, SnapshotAdapter
 from kvweave.recipes.context import StoreEntry
 from kvweave.recipes.match import MatchExactPath
 from kvweave.recipes.prepare import NotPrepared

@@ -27,7 +27,7 @@ from kvweave.index.vector_index import VectorIndex
 from kvweave.kvstore.keys import digest_tokens
 from kvweave.kvstore.kv_store import KVStore
 from kvweave.kvstore.memory_store import MemoryStore
-from kvweave.models.pass_cost import PassCost
+from kvweave.models.preemption import PassCost
 from kvweave.models.prompt import DEFAULT_SYSTEM
 from kvweave.recipes.context import PrepareContext
 from kvweave.recipes.offline import prepare_chunks

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from kvweave.models.adapter import Adapter
-from kvweave.models.pass_cost import PassCost
+from kvweave.models.preemption import PassCost
 from kvweave_lab.eval.personas.costs import PROJECTIONS, Costs, projections_of
 from kvweave_lab.eval.personas.model import ModelPass
 from kvweave_lab.eval.personas.session import ServedQuestion, SessionRecord
