@@ -215,8 +215,8 @@ class RedisServer(Tier):
 
     def read(self, name: str) -> bytes:
         """Return a string."""
-        found: bytes | None = self._client.get(name)
-        return found or b""
+        found = self._client.get(name)
+        return found if isinstance(found, bytes) else b""
 
     def write(self, name: str, data: bytes | None) -> None:
         """Set or delete a string."""
