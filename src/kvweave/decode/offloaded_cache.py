@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.whole import outlined_or_whole
+from kvweave.decode.clusters.outlined import outlined_or_whole
 from kvweave.decode.layer import OffloadedLayer
 from kvweave.decode.retriever import CacheHooks, SinkAttention, token_budget
 from kvweave.decode.settings import OffloadSettings

@@ -14,8 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.retrieval import ClusterRetriever, Portion, valid_numbers, write_order
-from kvweave.decode.clusters.selection import score_clusters
+from kvweave.decode.clusters.retrieval import (
+    ClusterRetriever,
+    Portion,
+    score_clusters,
+    valid_numbers,
+    write_order,
+)
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.page_file import PageFile
 from kvweave.decode.retriever import CacheHooks, TokenBudget
