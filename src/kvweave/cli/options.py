@@ -128,7 +128,7 @@ class SharedOptions:
 
     def model_place(self) -> str:
         """Return where transformers finds the model: a folder or a hub id. Converts a GGUF file that was not converted yet."""
-        from kvweave.home import default_home
+        from kvweave.config import default_home
         from kvweave.models.loading import model_files
 
         quiet_libraries()
