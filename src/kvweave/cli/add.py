@@ -104,7 +104,7 @@ def _prepare(
 
 def _print(done: "AddReport", worker: "Worker | None", json: bool) -> None:
     from kvweave.cli.output import print_json
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if json:
         print_json(done if worker is None else {**facts(done), "preparation": facts(worker)})

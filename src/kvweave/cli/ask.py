@@ -122,7 +122,7 @@ def _print_answer(
 ) -> None:
     """Print the sources and the plan after the text, or everything as JSON."""
     from kvweave.cli.output import print_json
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if json:
         used = {"server": server.facts()} if server.url and (explain or not server.unused) else {}

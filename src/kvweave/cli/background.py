@@ -92,7 +92,7 @@ def _print(done: "BackgroundReport") -> None:
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
     """Print the results and the benefit of background work, and whether it may run now."""
     from kvweave.cli.output import print_json, say
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     with options.open_kb() as base:
         status = base.idle_status()

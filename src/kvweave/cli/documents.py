@@ -36,7 +36,7 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     from rich.text import Text
 
     from kvweave.cli.output import STDOUT, print_json, say
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if json:
         print_json([{**facts(each), "chunks_with_kv": with_kv.get(each.source, 0)} for each in documents])
