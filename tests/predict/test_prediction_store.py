@@ -1,7 +1,6 @@
 """What question prediction stores, what is deleted with a document, and which job is due."""
 
-from kvweave.answer_cache.predictions import HISTORY_LIMIT, PredictionCounts, PredictionStore
-from kvweave.answer_cache.summary import ChunkRef
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, ChunkRef, PredictionCounts, PredictionStore
 from kvweave.background.planning import (
     ROUNDS_PER_PART,
     PredictFromDocuments,

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvweave.answer_cache.predictions import PredictionStore
-from kvweave.answer_cache.summary import ChunkRef, SummaryPart
+from kvweave.answer_cache.predictions import ChunkRef, PredictionStore, SummaryPart
 
 ROUNDS_PER_PART: Final = 2
 """Rounds of predictions from each part of the summary (PerCache §5.3)."""

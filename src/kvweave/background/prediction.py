@@ -23,9 +23,14 @@ from kvweave.answer_cache.evidence import (
     unknown_words,
 )
 from kvweave.answer_cache.guard import base
-from kvweave.answer_cache.predictions import DropReason, PredictionOrigin, PredictionStore
+from kvweave.answer_cache.predictions import (
+    ChunkRef,
+    DropReason,
+    PredictionOrigin,
+    PredictionStore,
+    SummaryPart,
+)
 from kvweave.answer_cache.records import Vector
-from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.answering.pipeline import reply_to
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from kvweave.answer_cache.evidence import is_non_answer
+from kvweave.answer_cache.predictions import ChunkRef, SummaryPart
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
-from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.background.planning import (
     ROUNDS_PER_PART,
     PredictFromDocuments,
