@@ -8,8 +8,8 @@ import typer
 from kvweave.cli import options as opt
 
 if TYPE_CHECKING:
+    from kvweave.background.conditions import IdleStatus
     from kvweave.background.runner import BackgroundReport
-    from kvweave.background.status import IdleStatus
 
 TITLES = {
     "preparation": "chunks prepared",
