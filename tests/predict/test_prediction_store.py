@@ -6,7 +6,6 @@ from kvweave.background.planning import (
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
-    answers_ahead,
     next_job,
 )
 
@@ -168,12 +167,6 @@ class TestNextJob:
         assert job.earlier == ("two?", "three?")
         predictions.history.mark_seen(job.number)
         assert isinstance(self.job(predictions, A0), PredictFromDocuments)
-
-
-def test_answers_are_precomputed_up_to_the_cutoff():
-    assert answers_ahead(threshold=0.85, cutoff=0.87)
-    assert answers_ahead(threshold=0.87, cutoff=0.87)
-    assert not answers_ahead(threshold=0.90, cutoff=0.87)
 
 
 def test_everything_is_there_after_reopening(database):

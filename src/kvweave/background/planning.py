@@ -85,15 +85,3 @@ def _batch(chunks: Sequence[ChunkRef], missing: Sequence[ChunkRef], max_tokens: 
             break
         batch.append(chunk)
     return tuple(batch)
-
-
-def answers_ahead(threshold: float, cutoff: float) -> bool:
-    """Return whether to compute the answers of predicted questions, and not their KV alone.
-
-    Above the cutoff few questions are similar enough to a predicted one for its answer to be used.
-
-    Args:
-        threshold: τ, the least similarity of questions that share an answer, 0..1.
-        cutoff: the highest τ at which answers are computed, 0..1.
-    """
-    return threshold <= cutoff

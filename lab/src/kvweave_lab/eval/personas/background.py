@@ -18,7 +18,6 @@ from kvweave.background.planning import (
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
-    answers_ahead,
 )
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import PromptSet, Request, prompts_for
@@ -200,7 +199,7 @@ class BackgroundRunner:
         setting = self._session.setting
         if "predicted" not in self._session.system.fills_answers:
             return False
-        return not setting.schedules or answers_ahead(setting.threshold, setting.cutoff)
+        return not setting.schedules or setting.threshold <= setting.cutoff
 
     def _prefill(self, question: str) -> None:
         session = self._session
