@@ -366,11 +366,6 @@ class PredictedQuestions:
             )
             self._counts.add("served", served)
 
-    def origin_of(self, question: str) -> PredictionOrigin | None:
-        """Return the origin of a predicted question, or None."""
-        rows = self._database.query("SELECT origin FROM predicted_questions WHERE question = ?", (question,))
-        return rows[0][0] if rows else None
-
     def record_asked(self, question: str) -> None:
         """Record that a user asked a question in these words."""
         with self._database.transaction():
