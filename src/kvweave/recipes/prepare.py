@@ -41,12 +41,10 @@ class Prepare(Protocol):
 
         `compute` makes KV of the first one. The others are used where that is missing.
         """
-        ...
 
     @abstractmethod
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Compute a chunk's KV; do not store it."""
-        ...
 
     def candidates(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
         """Return the provenances of KV usable for each of these spans of a prompt, best first.
@@ -168,12 +166,10 @@ class WithNeighbours(Prepare):
     @abstractmethod
     def kind(self) -> str:
         """The provenance kind of this KV."""
-        ...
 
     @abstractmethod
     def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the chunks to place before this one, in order: as many as fit the model's context."""
-        ...
 
     @property
     def plain(self) -> Prepare:

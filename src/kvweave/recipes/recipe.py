@@ -64,7 +64,6 @@ class Recompute(Protocol):
         may run too, as long as on average over the layers no more stale rows run than `rows` holds. With `capture`,
         `kv_cache.capture` afterwards holds the unrotated KV of the rows.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
