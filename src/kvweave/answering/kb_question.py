@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from kvweave.answer_cache.records import AnswerProvenance, Vector
 from kvweave.answering.cached_answers import CachedAnswers, provenance
@@ -144,18 +144,7 @@ def explained(
 ) -> tuple[FoundPassage, ...]:
     """Return found chunks, whose sources are given in the same order, with the reason why each was found."""
     return tuple(
-        FoundPassage(
-            source=source,
-            word_rank=each.reason.word_rank,
-            bm25=each.reason.bm25,
-            words=shared_words(question, each.text),
-            vector_rank=each.reason.vector_rank,
-            cosine=each.reason.cosine,
-            all_words=each.reason.all_words,
-            quotes=each.reason.quotes,
-            rerank_score=each.reason.rerank_score,
-            lacks_vector=each.reason.lacks_vector,
-        )
+        FoundPassage(source=source, words=shared_words(question, each.text), **asdict(each.reason))
         for source, each in zip(sources, found, strict=True)
     )
 
