@@ -46,11 +46,9 @@ class NoCorpus:
     digest: ClassVar[str] = ""
 
     def similar(self, chunk: Ids, limit: int) -> Sequence[Ids]:
-        """Return nothing."""
         return ()
 
     def previous(self, chunk: Ids, limit: int) -> Sequence[Ids]:
-        """Return nothing."""
         return ()
 
 

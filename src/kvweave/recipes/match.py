@@ -40,7 +40,6 @@ class MatchNothing:
     position_independent: ClassVar[bool] = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Return fresh spans only."""
         return tuple(
             Matched(span, "fresh", _why_fresh(span, "this recipe reuses nothing"))
             for span in request.prompt.spans

@@ -59,7 +59,6 @@ class Causal:
     """Every row attends to all positions up to its own, stale or fresh, with the model's own softmax."""
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-        """Return True."""
         return True
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
@@ -69,5 +68,4 @@ class Causal:
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """Return None."""
         return None

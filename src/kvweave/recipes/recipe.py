@@ -73,7 +73,6 @@ class SelectedRows(Recompute):
     def run(
         self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
     ) -> Tensor:
-        """Run one pass."""
         return state.request.adapter.compute(
             state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), capture=capture
         )

@@ -74,7 +74,6 @@ class SelectNone:
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def choose(self, state: PrefillState) -> Tensor:
-        """Return no rows."""
         budget = state.request.budget
         if budget.max_rows(state.stale.numel()):
             asked = (
@@ -102,12 +101,10 @@ class TopScores:
 
     @property
     def supports_coverage(self) -> bool:
-        """As the score says."""
         return self.score.supports_coverage
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the score."""
         return self.score.extractors
 
     def choose(self, state: PrefillState) -> Tensor:
