@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import astuple, replace
 from typing import Final
 
-from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
+from kvweave.answer_cache.matching import ENGLISH, Matcher
 from kvweave.answer_cache.neighbours import Neighbours
 from kvweave.answer_cache.records import (
     COLUMNS,
@@ -118,7 +118,7 @@ class AnswerCache:
             return candidates[0]
         rejected = self._stored_for(text, rejected=True)
         candidates = [candidate for candidate in candidates if candidate.stored_for not in rejected]
-        alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
+        alike = [(candidate, float(vector() @ candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
         if found is None and self._has_answers(key):
@@ -192,7 +192,7 @@ class AnswerCache:
         rows = self._database.query(
             "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (options.cache_key(),)
         )
-        cosines = ((question, similarity(vector, read_vector(blob))) for question, blob in rows)
+        cosines = ((question, float(vector @ read_vector(blob))) for question, blob in rows)
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
     def narrower(self, options: AskOptions) -> list[AskOptions]:
