@@ -23,10 +23,9 @@ from kvweave.decode.clusters.retrieval import (
 )
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.retriever import CacheHooks, TokenBudget
 from kvweave.decode.settings import ClusterSettings, OffloadSettings, raise_if_invalid
-from kvweave.decode.shared_state import SharedState
 from kvweave.decode.store.cluster_store import ClusterStore
+from kvweave.decode.strategy import CacheHooks, SharedState, TokenBudget
 from kvweave.models.support import Geometry
 from kvweave.ops.kmeans import k_means, members, nearest
 from kvweave.ops.partial_attention import PartialAttention

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.clusters.retrieval import ClusterRetriever, WholeText, with_prefix, write_order
-from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
-from kvweave.decode.shared_state import SharedState
+from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from kvweave.decode.cluster_table import ClusterTable, layer_keys
 from kvweave.decode.disk.layout import co_retrievals, neighbour_order
-from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
-from kvweave.decode.shared_state import SharedState
+from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, TokenBudget
 from kvweave.ops.attention import apply_softcap
 from kvweave.ops.partial_attention import PartialAttention
 
