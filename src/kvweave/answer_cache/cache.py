@@ -456,15 +456,12 @@ class AnswerCache:
         """Return pending questions, the longest pending first: for `reasons` or for any."""
         wanted = None if reasons is None else json.dumps(list(reasons))
         rows = self._database.query(
-            """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
+            """SELECT question, circumstances, waiting FROM banked_questions
                WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
                ORDER BY waiting_since, id LIMIT ?""",
             (wanted, wanted, most),
         )
-        return [
-            PendingQuestion(question, AskOptions.from_key(key), reason, since)
-            for question, key, reason, since in rows
-        ]
+        return [PendingQuestion(question, AskOptions.from_key(key), reason) for question, key, reason in rows]
 
     def most_used(self) -> list[tuple[str, AskOptions]]:
         """Return the questions that have an answer, most used first."""
