@@ -3,8 +3,7 @@
 import time
 from dataclasses import replace
 
-from kvweave.answering.generation import Decoded
-from kvweave.answering.generation import generate as pieces
+from kvweave.answering.generation import Decoded, generate_all
 from kvweave.config import GenerationConfig
 from kvweave.decode.handoff import PromptOffloader
 from kvweave.decode.settings import OffloadSettings
@@ -89,20 +88,4 @@ def generate(
     """
     if max_new_tokens < 1:
         raise InvalidRequest(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")
-    decoded = Decoded()
-    prompt = result.request.prompt
-    for _ in pieces(
-        result.adapter,
-        result.kv_cache,
-        prompt.token_ids,
-        result.logits,
-        settings or GenerationConfig(),
-        max_new_tokens,
-        decoded,
-        kv=kv,
-        question_tokens=prompt.spans[-1].tokens,
-        form=prompt.reply,
-        stale=result.plan.stale,
-    ):
-        pass
-    return decoded
+    return generate_all(result, settings or GenerationConfig(), max_new_tokens, kv=kv)

@@ -88,6 +88,7 @@ class Conversation:
             over and logs a warning.
 
     Attributes:
+        settings: what it was opened with.
         token_ids: the whole text.
         last_reply: what the latest finished turn of this process gave; None before the first one.
 
@@ -104,7 +105,7 @@ class Conversation:
         prefill: Callable[[TokenizedPrompt, LayerSink, PrefixContext | None], PrefillResult],
         visible: Callable[[], Set[str]] = frozenset,
     ) -> None:
-        self._adapter, self._folder, self._settings, self._prefill = adapter, folder, settings, prefill
+        self._adapter, self._folder, self.settings, self._prefill = adapter, folder, settings, prefill
         self._visible = visible
         self.token_ids: list[int] = []
         self.last_reply: Decoded | None = None
@@ -121,11 +122,6 @@ class Conversation:
         except BaseException:
             self.open_files.close()
             raise
-
-    @property
-    def settings(self) -> ConversationSettings:
-        """What it was opened with."""
-        return self._settings
 
     def send(
         self, question: str, chunks: Sequence[str], decoded: Decoded, versions: Collection[str] = ()
@@ -144,7 +140,7 @@ class Conversation:
         turn = self._render(question, chunks)
         logits = self._prefill_turn(turn)
         assert self.held is not None
-        settings, text = self._settings, [*self.token_ids, *turn.token_ids]
+        settings, text = self.settings, [*self.token_ids, *turn.token_ids]
         reply = yield from generate_in_conversation(
             self._adapter,
             self.held,
@@ -213,8 +209,8 @@ class Conversation:
         """Return the tokens of the next turn, those of its answer included if it is known; raises PromptTooLong."""
         template, system, think = (
             self._adapter.template,
-            self._settings.system,
-            self._settings.generation.think,
+            self.settings.system,
+            self.settings.generation.think,
         )
         self._drop_unfinished_turn()
         if not self.token_ids:
@@ -224,7 +220,7 @@ class Conversation:
             turn = template.render_turn(Prompt(question, new, system, think))
         if answer:
             turn = self._with_answer(turn, answer)
-        self._adapter.check_length(len(self.token_ids) + turn.tokens, self._settings.max_new_tokens)
+        self._adapter.check_length(len(self.token_ids) + turn.tokens, self.settings.max_new_tokens)
         return turn
 
     def _with_answer(self, turn: TokenizedPrompt, answer: str) -> TokenizedPrompt:
@@ -238,16 +234,14 @@ class Conversation:
     def _prefill_turn(self, turn: TokenizedPrompt) -> Tensor:
         """Put the KV of a turn behind the text, and return the logits (1, vocab) after it."""
         if self.held is None:
-            offloader = PromptOffloader(self._adapter.geometry, self._settings.kv, reset_file(self._folder))
+            offloader = PromptOffloader(self._adapter.geometry, self.settings.kv, reset_file(self._folder))
             logits = self._prefill(turn, offloader, None).logits
             self.held = offloader.cache
             return logits
         text = [*self.token_ids, *turn.token_ids]
         if self._adapter.needs_rope_rescale(len(text), len(self.token_ids)):
             return self.recompute(text)[1]
-        prefix = self._adapter.template.prefix_ids(
-            self._settings.system, think=self._settings.generation.think
-        )
+        prefix = self._adapter.template.prefix_ids(self.settings.system, think=self.settings.generation.think)
         behind = TurnAppender(self._adapter, self.held, self.token_ids, prefix)
         try:
             return self._prefill(turn, behind, behind).logits
@@ -296,17 +290,17 @@ class Conversation:
                 f"the conversation in {self._folder} was held with another model than {model.name}; use that one, or"
                 " begin another conversation"
             )
-        if self._settings.any_budget:
-            kv = replace(self._settings.kv, kv_budget=stored.kv_budget)
-            self._settings = replace(self._settings, kv=kv)
-        elif stored.kv_budget != self._settings.kv.kv_budget:
+        if self.settings.any_budget:
+            kv = replace(self.settings.kv, kv_budget=stored.kv_budget)
+            self.settings = replace(self.settings, kv=kv)
+        elif stored.kv_budget != self.settings.kv.kv_budget:
             raise InvalidRequest(
                 f"the conversation in {self._folder} began with kv_budget {stored.kv_budget:g}, not"
-                f" {self._settings.kv.kv_budget:g}; name that or none, or begin another conversation"
+                f" {self.settings.kv.kv_budget:g}; name that or none, or begin another conversation"
             )
         self.token_ids, self._versions = list(stored.token_ids), stored.versions
         with suppress(StoreError):
-            bound = self._settings.kv.resident_bytes
+            bound = self.settings.kv.resident_bytes
             self.held, _ = resume(self._adapter, self._folder, bound, self.token_ids)
         self._drop_unfinished_turn()
 
@@ -328,7 +322,7 @@ class Conversation:
         """Compute the KV of a text from scratch, with full attention; also return the logits after it."""
         self._close_kv()
         self.held, logits = prefill_offloaded(
-            self._adapter, token_ids, self._settings.kv, reset_file(self._folder)
+            self._adapter, token_ids, self.settings.kv, reset_file(self._folder)
         )
         return self.held, logits
 
@@ -336,7 +330,7 @@ class Conversation:
         """Store what was said; everything else can be computed from it."""
         self.token_ids, self.last_reply = token_ids, reply
         self._versions |= frozenset(versions)
-        model, kv = self._adapter.fingerprint, self._settings.kv
+        model, kv = self._adapter.fingerprint, self.settings.kv
         write_state(
             self._folder, ConversationState(model.digest, kv.kv_budget, tuple(token_ids), self._versions)
         )

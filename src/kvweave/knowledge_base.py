@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from kvweave.answering.ask import Asker
     from kvweave.answering.cached_answers import CachedAnswers
     from kvweave.answering.settings import Settings
-    from kvweave.background.conditions import MachineState
+    from kvweave.background.conditions import IdleStatus, MachineState
     from kvweave.background.runner import BackgroundReport, BackgroundRunner
-    from kvweave.background.status import IdleStatus
     from kvweave.chat import Conversation, Conversations
     from kvweave.documents.chunk_preparation import ChunkPreparer
     from kvweave.documents.indexing import Indexer
@@ -373,7 +372,7 @@ class KnowledgeBase:
 
     def idle_status(self, machine: "MachineState | None" = None) -> "IdleStatus":
         """Return the cost and use of background work, and whether it may run now; `machine` defaults to this machine."""
-        from kvweave.background.status import idle_status
+        from kvweave.background.conditions import idle_status
 
         return idle_status(self.state, self.config.idle, machine)
 

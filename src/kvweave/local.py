@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from kvweave.config import DEFAULT_NEW_TOKENS, Config, read_config
 from kvweave.errors import InvalidRequest
-from kvweave.facts import facts
 from kvweave.options import AskKeywords
-from kvweave.results import Piece, PreparedChunks, Source
+from kvweave.results import Piece, PreparedChunks, Source, facts
 from kvweave.state.knowledge_base_state import with_recorded_models
 from kvweave.types import Message
 

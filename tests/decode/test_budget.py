@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvweave.decode.retriever import token_budget
 from kvweave.decode.settings import MIN_ENTRIES, ClusterSettings, DiskSettings, OffloadSettings
+from kvweave.decode.strategy import token_budget
 from kvweave.errors import InvalidRequest
 
 

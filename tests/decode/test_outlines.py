@@ -7,8 +7,8 @@ import torch
 
 from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.retriever import token_budget
 from kvweave.decode.settings import OffloadSettings
+from kvweave.decode.strategy import token_budget
 from kvweave.models.support import Geometry
 from kvweave.ops.partial_attention import PartialAttention
 from support.synthetic import GROUP, HEADS, WIDTH, Text, geometry, settings, stored

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvweave.config import default_home, without_tilde
 from kvweave.database import Database
 from kvweave.errors import InvalidRequest, StoreReadOnly
-from kvweave.home import default_home, without_tilde
 from support import tiny_kb
 from support.processes import run_program
 

@@ -312,7 +312,7 @@ def test_another_model_gets_instructions_and_its_replies_do_no_harm(open_kb, doc
 # The scheduler
 
 
-def test_above_the_cutoff_only_kv_is_computed_and_below_it_the_answer_too(open_kb, documents, predicted):
+def test_above_the_cutoff_only_kv_is_computed_and_up_to_it_the_answer_too(open_kb, documents, predicted):
     settings = {"answer_limit_bytes": 10**7, "idle_power": "any", "recipe": "prefix"}
     high = open_kb(answer_threshold=0.9, **settings)
     high.add(documents)
@@ -321,7 +321,7 @@ def test_above_the_cutoff_only_kv_is_computed_and_below_it_the_answer_too(open_k
     assert report.jobs["population"] == 1
     assert [(one.question, one.reason) for one in high.answers.pending()] == [(SENDBEL, "prefilled")]
     assert high.idle().jobs == {}
-    low = open_kb(answer_threshold=0.85, **settings)
+    low = open_kb(answer_threshold=high.config.prediction.decode_cutoff, **settings)
     converted = low.idle()
     assert converted.jobs == {"conversion": 1}
     assert (

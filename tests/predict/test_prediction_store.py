@@ -1,13 +1,11 @@
 """What question prediction stores, what is deleted with a document, and which job is due."""
 
-from kvweave.answer_cache.predictions import HISTORY_LIMIT, PredictionCounts, PredictionStore
-from kvweave.answer_cache.summary import ChunkRef
+from kvweave.answer_cache.predictions import HISTORY_LIMIT, ChunkRef, PredictionCounts, PredictionStore
 from kvweave.background.planning import (
     ROUNDS_PER_PART,
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
-    answers_ahead,
     next_job,
 )
 
@@ -169,12 +167,6 @@ class TestNextJob:
         assert job.earlier == ("two?", "three?")
         predictions.history.mark_seen(job.number)
         assert isinstance(self.job(predictions, A0), PredictFromDocuments)
-
-
-def test_answers_are_precomputed_up_to_the_cutoff():
-    assert answers_ahead(threshold=0.85, cutoff=0.87)
-    assert answers_ahead(threshold=0.87, cutoff=0.87)
-    assert not answers_ahead(threshold=0.90, cutoff=0.87)
 
 
 def test_everything_is_there_after_reopening(database):

@@ -322,7 +322,7 @@ class TestRequests:
             torch.testing.assert_close(found, plain_shares(plain, parts[: number + 1]), atol=1e-5, rtol=1e-4)
 
     def test_keep_at_most_limit_versions(self, adapter, store, prompt):
-        recipe = Recipe("paths", prepare=RequestVersions(limit=2), match=MatchExactPath())
+        recipe = Recipe("paths", prepare=RequestVersions(max_versions=2), match=MatchExactPath())
         a, b, c, d = prompt.chunks
         for before in ((a, b), (b, c), (c, a), (a, c)):
             kvweave.prefill(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvweave.decode.shared_state import Strategy, build_shared_state
+from kvweave.decode.strategy import Strategy, build_shared_state
 from support.synthetic import HEADS, geometry, settings
 
 LAYERS, MOST_ENTRIES, PAGE_BYTES = 2, 16, 256

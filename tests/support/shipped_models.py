@@ -30,7 +30,7 @@ def models_loaded_once():
     """Whatever opens a shipped model gets the one that the process has loaded."""
     # Imported here, after TRITON_INTERPRET is set: kernels read it when they are defined.
     from kvweave import embedding
-    from kvweave.home import default_home
+    from kvweave.config import default_home
     from kvweave.models import loading
     from kvweave.models.loading import read_layers
 

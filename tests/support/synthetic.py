@@ -10,8 +10,8 @@ import torch
 
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.retriever import SinkAttention
 from kvweave.decode.settings import ClusterSettings, DiskSettings, OffloadSettings
+from kvweave.decode.strategy import SinkAttention
 from kvweave.models.attention import AttentionCall
 from kvweave.models.support import Geometry
 from kvweave.ops.attention import AttentionSettings

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from kvweave.config import default_home, without_tilde
 from kvweave.errors import UnsupportedModel
-from kvweave.home import default_home, without_tilde
 from kvweave.hub import cached_folder
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.models.fingerprint import ModelMemory

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvweave.facts import facts
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.offline import prepare
 from kvweave.recipes.recipe import run
+from kvweave.results import facts
 from kvweave.testing import tiny_adapter
 from kvweave.types import Prompt
 from kvweave_lab.bench.baselines import MaskAttend

@@ -10,11 +10,11 @@ from rich.console import Console
 
 import kvweave
 from kvweave.errors import InvalidRequest, PromptTooLong
-from kvweave.facts import facts
 from kvweave.recipes.methods import recipe_named
 from kvweave.recipes.prepare import Isolated
 from kvweave.recipes.recipe import run
 from kvweave.recipes.select import TopScores
+from kvweave.results import facts
 from kvweave.testing import tiny_adapter, tiny_model
 from kvweave.types import Prompt
 from kvweave_lab.eval.samples import Sample

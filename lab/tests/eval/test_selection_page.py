@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvweave.facts import facts
+from kvweave.results import facts
 from kvweave.testing import tiny_adapter
 from kvweave_lab.eval.selection.analysis import analyse
 from lab_support.selections import SAMPLES, values

@@ -1,12 +1,14 @@
 """What sets the compared strategies apart; what all guarantee is in tests/decode/test_strategies.py."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kvweave.decode.offloaded_cache import OffloadedCache
 from kvweave.errors import StoreError
+from kvweave_lab.strategies import counts_since
 from kvweave_lab.strategies.centroid import CentroidSettings
 from support.synthetic import HEADS, Text, geometry, settings
 
@@ -77,10 +79,10 @@ def test_clusters_that_grow_in_memory_are_written_in_whole_pages():
     with OffloadedCache(geometry(), settings(kv_budget=1.0, strategy="static")) as cache:
         text = Text(cache)
         text.begin(100)
-        before = cache.counts.copy()
+        before = replace(cache.counts)
         for _ in range(100):
             text.step()
-        done = cache.counts.since(before)
+        done = counts_since(before, cache.counts)
     assert done.partial_pages == 0
     page_entries = 256 // (2 * 8 * 4)
     assert done.pages_written <= HEADS * 100 / page_entries + 64  # and centroids

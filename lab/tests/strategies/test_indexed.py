@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvweave.decode.offloaded_cache import OffloadedCache, strategy_named
-from kvweave.decode.retriever import token_budget
+from kvweave.decode.strategy import token_budget
 from kvweave.ops.partial_attention import PartialAttention
 from support.synthetic import HEADS, geometry, settings
 

@@ -4,7 +4,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvweave.decode.shared_state import Strategy
+from kvweave.decode.strategy import Strategy
 from kvweave_lab.strategies.adaptive import SplittableStore
 from support.cluster_store_machine import MOST_ENTRIES, PICK, ClusterStoreMachine, no_retriever
 

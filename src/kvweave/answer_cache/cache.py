@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import astuple, replace
 from typing import Final
 
-from kvweave.answer_cache.matching import ENGLISH, Matcher, similarity
+from kvweave.answer_cache.matching import ENGLISH, Matcher
 from kvweave.answer_cache.neighbours import Neighbours
 from kvweave.answer_cache.records import (
     COLUMNS,
@@ -118,7 +118,7 @@ class AnswerCache:
             return candidates[0]
         rejected = self._stored_for(text, rejected=True)
         candidates = [candidate for candidate in candidates if candidate.stored_for not in rejected]
-        alike = [(candidate, similarity(vector(), candidate.vector)) for candidate in candidates]
+        alike = [(candidate, float(vector() @ candidate.vector)) for candidate in candidates]
         alike.sort(key=lambda each: -each[1])
         found = self._first_same(question, alike, threshold)
         if found is None and self._has_answers(key):
@@ -192,7 +192,7 @@ class AnswerCache:
         rows = self._database.query(
             "SELECT question, vector FROM banked_questions WHERE circumstances = ?", (options.cache_key(),)
         )
-        cosines = ((question, similarity(vector, read_vector(blob))) for question, blob in rows)
+        cosines = ((question, float(vector @ read_vector(blob))) for question, blob in rows)
         return [(question, cosine) for question, cosine in cosines if cosine >= threshold]
 
     def narrower(self, options: AskOptions) -> list[AskOptions]:
@@ -456,15 +456,12 @@ class AnswerCache:
         """Return pending questions, the longest pending first: for `reasons` or for any."""
         wanted = None if reasons is None else json.dumps(list(reasons))
         rows = self._database.query(
-            """SELECT question, circumstances, waiting, waiting_since FROM banked_questions
+            """SELECT question, circumstances, waiting FROM banked_questions
                WHERE waiting IS NOT NULL AND (? IS NULL OR waiting IN (SELECT value FROM json_each(?)))
                ORDER BY waiting_since, id LIMIT ?""",
             (wanted, wanted, most),
         )
-        return [
-            PendingQuestion(question, AskOptions.from_key(key), reason, since)
-            for question, key, reason, since in rows
-        ]
+        return [PendingQuestion(question, AskOptions.from_key(key), reason) for question, key, reason in rows]
 
     def most_used(self) -> list[tuple[str, AskOptions]]:
         """Return the questions that have an answer, most used first."""

@@ -16,7 +16,6 @@ from typing import Final, Literal
 from kvweave.answer_cache.guard import ASKED_NOUNS, LITTLE, MEASURES, UNITS, Question, difference, read
 from kvweave.answer_cache.mistyped import mistyped
 from kvweave.answer_cache.questions import as_written, is_english, is_surely_english, is_time_sensitive
-from kvweave.answer_cache.records import Vector
 from kvweave.answer_cache.spelling import is_general, words_of_grammar
 from kvweave.answer_cache.wordnet import general_words
 from kvweave.text import (
@@ -148,11 +147,6 @@ class Matcher:
 
 
 ENGLISH: Final = Matcher()
-
-
-def similarity(one: Vector, other: Vector) -> float:
-    """Return the cosine of two vectors (dimensions,) of length 1."""
-    return float(one @ other)
 
 
 @lru_cache(maxsize=1024)

@@ -113,15 +113,11 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PendingQuestion:
-    """A question without a usable answer; answering it under `options` removes it from the pending ones.
-
-    `since_s` is seconds since 1970.
-    """
+    """A question without a usable answer; answering it under `options` removes it from the pending ones."""
 
     question: str
     options: AskOptions
     reason: PendingReason
-    since_s: float
 
 
 @dataclass(frozen=True, slots=True)

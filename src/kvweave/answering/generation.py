@@ -28,7 +28,7 @@ from kvweave.recipes.snapshots import SnapshotResult
 from kvweave.remote.answer import RemoteAnswer
 from kvweave.remote.model import AnyModel
 from kvweave.results import DecodeStats, FinishReason, LikelyToken, TokenLogprob
-from kvweave.types import ReplyFormat, TokenizedPrompt
+from kvweave.types import ReplyFormat
 
 _ANY_FORMAT = ReplyFormat()
 
@@ -132,16 +132,18 @@ def generate(
                 state.kv_cache.truncate_appended(len(prompt_ids) + len(reply.ids))
 
 
-def generate_all(
+def generate_from(
     result: PrefillResult,
-    prompt: TokenizedPrompt,
     settings: GenerationConfig,
     max_new_tokens: int,
+    decoded: Decoded,
+    *,
+    kv: OffloadSettings | None = None,
     drafts: Sequence[Sequence[int]] = (),
-) -> Decoded:
-    """Generate the reply to a prefilled prompt as `generate` does, to its end."""
-    decoded = Decoded()
-    for _ in generate(
+) -> Generator[str, None, None]:
+    """Generate the reply to a prefilled prompt, as `generate` does."""
+    prompt = result.request.prompt
+    return generate(
         result.adapter,
         result.kv_cache,
         prompt.token_ids,
@@ -149,10 +151,24 @@ def generate_all(
         settings,
         max_new_tokens,
         decoded,
+        kv=kv,
+        question_tokens=prompt.spans[-1].tokens,
         drafts=drafts,
         form=prompt.reply,
         stale=result.plan.stale,
-    ):
+    )
+
+
+def generate_all(
+    result: PrefillResult,
+    settings: GenerationConfig,
+    max_new_tokens: int,
+    *,
+    kv: OffloadSettings | None = None,
+) -> Decoded:
+    """Generate the reply to a prefilled prompt as `generate` does, to its end."""
+    decoded = Decoded()
+    for _ in generate_from(result, settings, max_new_tokens, decoded, kv=kv):
         pass
     return decoded
 

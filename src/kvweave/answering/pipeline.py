@@ -18,7 +18,7 @@ from kvweave.answering.answer_stream import Answered, Events
 from kvweave.answering.generation import (
     Decoded,
     end_tokens,
-    generate,
+    generate_from,
     generate_plainly,
     generate_remotely,
 )
@@ -170,23 +170,11 @@ def _generate(
     drafts: Sequence[tuple[int, ...]],
 ) -> Generator[str, None, None]:
     """Return the pieces of the reply to a prefilled prompt, as they come."""
-    ids = prompt.token_ids
     if isinstance(result, RemoteAnswer):
         return generate_remotely(result, generation, most, decoded)
     if isinstance(result, SnapshotResult):
-        return generate_plainly(result, ids, generation, most, decoded, prompt.reply)
-    return generate(
-        result.adapter,
-        result.kv_cache,
-        ids,
-        result.logits,
-        generation,
-        most,
-        decoded,
-        drafts=drafts,
-        form=prompt.reply,
-        stale=result.plan.stale,
-    )
+        return generate_plainly(result, prompt.token_ids, generation, most, decoded, prompt.reply)
+    return generate_from(result, generation, most, decoded, drafts=drafts)
 
 
 def prefill_turn(

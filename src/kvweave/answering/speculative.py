@@ -144,7 +144,6 @@ class SpeculativeDecoder:
 
     @property
     def cost(self) -> DecodeStats | None:
-        """As `DecodeState.cost`."""
         return self._state.cost
 
     def _drop_rejected(self, token_ids: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ class Reply:
         result = run(recipe_named("full"), adapter, store, prompt)
         room = max(1, adapter.geometry.context_tokens - prompt.tokens)
         most = min(options.max_new_tokens(adapter.geometry.context_tokens), room)
-        ids = tuple(generate_all(result, prompt, options.generation, most).ids)
+        ids = tuple(generate_all(result, options.generation, most).ids)
         return Reply(ids, _chosen(adapter, result, prompt, ids)[-1])
 
 

@@ -14,7 +14,7 @@ from kvweave.answer_cache.predictions import DropReason
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
 from kvweave.answering.ask import Asker
 from kvweave.background.calibration import Calibrator, Step
-from kvweave.background.planning import Summarise, answers_ahead
+from kvweave.background.planning import Summarise
 from kvweave.background.precompute import Precomputer
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.config import TRANSFORMERS
@@ -75,7 +75,8 @@ class JobSource:
         # Calibration compares logits, which vLLM does not give.
         auto = config.recipe == AUTO and config.model.engine == TRANSFORMERS
         self._calibrator = Calibrator(state, asker.components, asker.settings) if auto else None
-        self._answers_ahead = answers_ahead(asker.cached.threshold, config.prediction.decode_cutoff)
+        # Above the cutoff few questions are similar enough to a predicted one for its answer to be used.
+        self._answers_ahead = asker.cached.threshold <= config.prediction.decode_cutoff
         self._fits = JudgeFits(config.home)
         self._judge = cache(lambda: judge.apart() if (judge := self._components.judge) is not None else None)
         self._tried: set[Hashable] = set()

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvweave.answer_cache.predictions import PredictionStore
-from kvweave.answer_cache.summary import ChunkRef, SummaryPart
+from kvweave.answer_cache.predictions import ChunkRef, PredictionStore, SummaryPart
 
 ROUNDS_PER_PART: Final = 2
 """Rounds of predictions from each part of the summary (PerCache §5.3)."""
@@ -86,15 +85,3 @@ def _batch(chunks: Sequence[ChunkRef], missing: Sequence[ChunkRef], max_tokens: 
             break
         batch.append(chunk)
     return tuple(batch)
-
-
-def answers_ahead(threshold: float, cutoff: float) -> bool:
-    """Return whether to compute the answers of predicted questions, and not their KV alone.
-
-    Above the cutoff few questions are similar enough to a predicted one for its answer to be used.
-
-    Args:
-        threshold: τ, the least similarity of questions that share an answer, 0..1.
-        cutoff: the highest τ at which answers are computed, 0..1.
-    """
-    return threshold <= cutoff

@@ -23,9 +23,14 @@ from kvweave.answer_cache.evidence import (
     unknown_words,
 )
 from kvweave.answer_cache.guard import base
-from kvweave.answer_cache.predictions import DropReason, PredictionOrigin, PredictionStore
+from kvweave.answer_cache.predictions import (
+    ChunkRef,
+    DropReason,
+    PredictionOrigin,
+    PredictionStore,
+    SummaryPart,
+)
 from kvweave.answer_cache.records import Vector
-from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.answering.pipeline import reply_to
 from kvweave.background.planning import Job, PredictFromDocuments, PredictFromHistory, Summarise, next_job
 from kvweave.background.prompts import PromptSet, Request, prompts_for
@@ -95,7 +100,7 @@ class Candidate:
     question: str
     vector: Vector
     dropped: DropReason | None
-    answer: str = ""
+    answer: str
 
 
 @dataclass(eq=False)
@@ -290,12 +295,9 @@ class QuestionPredictor:
         new: list[Candidate] = []
         for text, answer in replies:
             for question in map(clean_text, parse_questions(text, self._per_reply)):
-                candidate = self._candidate(question, new)
+                candidate = self._candidate(question, answer, new)
                 if candidate is not None:
-                    dropped = candidate.dropped or (
-                        "names its answer" if names_answer(question, answer) else None
-                    )
-                    new.append(replace(candidate, dropped=dropped, answer=answer))
+                    new.append(candidate)
         versions = frozenset(version for part in parts for version in part.versions)
         with self.answers.transaction():
             if not versions <= self.documents.visible_versions() or not done():
@@ -307,7 +309,7 @@ class QuestionPredictor:
                 self.predictions.predicted.add(each.question, origin, versions, answer=each.answer)
                 self.answers.add_predicted(each.question, each.vector, self.options)
 
-    def _candidate(self, question: str, others: Sequence[Candidate]) -> Candidate | None:
+    def _candidate(self, question: str, answer: str, others: Sequence[Candidate]) -> Candidate | None:
         """Return a predicted question unless it is known, nearly known, or depends on the date."""
         if self.predictions.predicted.contains(question) or self.answers.matcher.is_time_sensitive(question):
             return None
@@ -318,7 +320,10 @@ class QuestionPredictor:
         if any(self._is_same(question, other, cosine) for other, cosine in near):
             return None
         found = context.index.search(question, vector, self.options.top_k, self.documents.visible_versions())
-        return Candidate(question, vector, self.fault(question, vector, [chunk.text for chunk in found]))
+        dropped = self.fault(question, vector, [chunk.text for chunk in found])
+        if dropped is None and names_answer(question, answer):
+            dropped = "names its answer"
+        return Candidate(question, vector, dropped, answer)
 
     def fault(self, question: str, vector: Vector, chunks: Sequence[str]) -> DropReason | None:
         """Return the reason not to answer a question, judged by the chunks found for it, or None if it is worth an answer."""

@@ -151,7 +151,7 @@ class BackgroundRunner:
         budget = budget_condition(
             self.asker.settings.config.idle, self.state.background_budget.today(), asked_for=not low_load
         )
-        return self._unfit(low_load) or first_reason([budget])
+        return self._unfit(low_load) or budget.reason
 
     def _unfit(self, low_load: bool) -> str:
         """Return the reason not to work now other than the budget, or an empty string."""

@@ -125,7 +125,7 @@ _COMMANDS = (
 
 def _print_overview() -> None:
     """Print the main commands and the knowledge bases of the default home."""
-    from kvweave.home import default_home
+    from kvweave.config import default_home
 
     home = default_home().absolute()
     print(

@@ -125,7 +125,7 @@ def _print_answer(
 ) -> None:
     """Print the sources and the plan after the text, or everything as JSON."""
     from kvweave.cli.output import print_json
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if json:
         used = {"server": server.facts()} if server.url and (explain or not server.unused) else {}
@@ -182,7 +182,7 @@ def search(
 ) -> None:
     """Show the passages that a question would be answered from, with scores and why. Loads no language model."""
     from kvweave.cli.output import print_json
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     with options.open_kb() as base:  # report a missing knowledge base before seconds of imports
         found = base.explained_passages(question, options.top_k)

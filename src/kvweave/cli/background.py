@@ -10,7 +10,7 @@ from kvweave.cli import options as opt
 from kvweave.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kvweave.background.status import IdleStatus
+    from kvweave.background.conditions import IdleStatus
     from kvweave.state.calibration_results import CalibrationResult
 
 TITLES = {
@@ -86,7 +86,7 @@ def _work(options: opt.SharedOptions, watch: bool, low_load: bool, json: bool, q
 def _show_status(options: opt.SharedOptions, json: bool) -> None:
     """Print the results and the benefit of background work, and whether it may run now."""
     from kvweave.cli.output import print_json, say
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     with options.open_kb() as base:
         status = base.idle_status()

@@ -24,7 +24,7 @@ app = typer.Typer(help="Show, verify, limit or clear the chunk-KV store.", no_ar
 def stats(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     """Show sizes, counts and hit rates by kind and tier, savings from cached answers and predictions, converted GGUF models."""
     from kvweave.cli.output import STDOUT, print_json, say, share
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     with options.open_kb() as base:
         found = base.store.stats()
@@ -195,7 +195,7 @@ def clear(*, options: opt.SharedOptions) -> None:
 
 def savings(base: "KnowledgeBase") -> dict[str, Any]:
     """Return the totals of the answer cache, of predictions and of background work, as plain values."""
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     predictions = base.predictions.predicted.totals()
     return {

@@ -82,7 +82,7 @@ def demo(*, options: opt.SharedOptions, json: opt.Json = False, quiet: opt.Quiet
 def _local_model(*, quiet: bool) -> "LocalModel | None":
     """Return a real model that is on this machine. If there is none, say how to get one, and return None."""
     from kvweave.cli.output import say
-    from kvweave.home import default_home
+    from kvweave.config import default_home
     from kvweave.models.local_model import QWEN_CODER_05B, find_local_model
 
     try:

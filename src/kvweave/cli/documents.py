@@ -111,7 +111,7 @@ def _print_report(done: "AddReport", worker: "Worker | None", json: bool) -> Non
     from rich.text import Text
 
     from kvweave.cli.output import STDERR, STDOUT, print_json, say, seconds
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if json:
         print_json(done if worker is None else {**facts(done), "preparation": facts(worker)})
@@ -197,7 +197,7 @@ def ls(*, options: opt.SharedOptions, json: opt.Json = False) -> None:
     from rich.text import Text
 
     from kvweave.cli.output import STDOUT, print_json, say
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if json:
         print_json([{**facts(each), "chunks_with_kv": with_kv.get(each.source, 0)} for each in documents])

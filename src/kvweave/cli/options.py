@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvweave.config import Setting, all_settings, environment_variable, meanings, read_config
+from kvweave.config import Setting, all_settings, default_home, environment_variable, meanings, read_config
 from kvweave.errors import InvalidRequest
-from kvweave.home import default_home
 
 if TYPE_CHECKING:
     from kvweave.config import Config

@@ -35,7 +35,7 @@ STDERR = _HarmlessConsole(stderr=True, highlight=False)
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     typer.echo(json.dumps(facts(value), ensure_ascii=not prints_unicode(), indent=2))
 

@@ -1,13 +1,8 @@
-"""Counters of offloaded decoding: what was read, found in memory, written and held.
+"""Counters of offloaded decoding: what was read, found in memory, written and held."""
 
-The cost of a step is the difference of two copies.
-"""
-
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from kvweave.results import DecodeStats
-
-_LEVELS = ("resident_bytes", "peak_resident_bytes")  # current values, not sums
 
 
 @dataclass(slots=True)
@@ -65,14 +60,6 @@ class DecodeCounts:
     def record_resident(self, resident_bytes: int) -> None:
         self.resident_bytes = resident_bytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, resident_bytes)
-
-    def copy(self) -> "DecodeCounts":
-        return replace(self)
-
-    def since(self, earlier: "DecodeCounts") -> "DecodeCounts":
-        """Return what was added since `earlier`; the resident bytes and their peak stay as they are."""
-        sums = [field.name for field in fields(self) if field.name not in _LEVELS]
-        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in sums})
 
     def per_token(self) -> DecodeStats:
         """Return the facts of a report row, per new row."""

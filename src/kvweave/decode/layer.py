@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvweave.decode.retriever import CacheHooks, Retriever, SinkAttention, TokenBudget
+from kvweave.decode.strategy import CacheHooks, Retriever, SinkAttention, TokenBudget
 from kvweave.errors import InvalidRequest
 from kvweave.models.attention import AttentionCall
 from kvweave.ops.partial_attention import PartialAttention

@@ -15,11 +15,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kvweave.decode.clusters.whole import outlined_or_whole
+from kvweave.decode.clusters.outlined import outlined_or_whole
 from kvweave.decode.layer import OffloadedLayer
-from kvweave.decode.retriever import CacheHooks, SinkAttention, token_budget
 from kvweave.decode.settings import OffloadSettings
-from kvweave.decode.shared_state import SharedState, Strategy, build_shared_state
+from kvweave.decode.strategy import (
+    CacheHooks,
+    SharedState,
+    SinkAttention,
+    Strategy,
+    build_shared_state,
+    token_budget,
+)
 from kvweave.errors import InvalidRequest, StoreError
 from kvweave.models.attention import AttentionCall, RowPlan
 from kvweave.models.cache_base import AppendableCache

@@ -21,8 +21,8 @@ from transformers import (
     TokenizersBackend,
 )
 
+from kvweave.config import default_home
 from kvweave.errors import InvalidRequest, KvweaveError, ModelNotFound, UnsupportedModel, one_line
-from kvweave.home import default_home
 from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter

@@ -26,20 +26,16 @@ class Corpus(Protocol):
     @property
     def size(self) -> int:
         """The number of different chunks."""
-        ...
 
     @property
     def digest(self) -> str:
         """Names the set of chunks; changes when a chunk is added or removed."""
-        ...
 
     def similar(self, chunk: Ids, limit: int) -> Sequence[Ids]:
         """Return at most `limit` other chunks, the most similar in meaning first."""
-        ...
 
     def previous(self, chunk: Ids, limit: int) -> Sequence[Ids]:
         """Return the last `limit` chunks before this one in its document, in reading order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +46,9 @@ class NoCorpus:
     digest: ClassVar[str] = ""
 
     def similar(self, chunk: Ids, limit: int) -> Sequence[Ids]:
-        """Return nothing."""
         return ()
 
     def previous(self, chunk: Ids, limit: int) -> Sequence[Ids]:
-        """Return nothing."""
         return ()
 
 

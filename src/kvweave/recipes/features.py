@@ -37,7 +37,6 @@ class FeatureExtractor(Protocol):
     @abstractmethod
     def provenance(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> KVProvenance:
         """Return the provenance that the feature of a chunk of this length after a system prefix is stored under."""
-        ...
 
     @abstractmethod
     def extract(self, ctx: PrepareContext, chunks: Sequence[Ids]) -> Iterator[StoreEntry]:
@@ -46,7 +45,6 @@ class FeatureExtractor(Protocol):
         A chunk whose feature cannot be computed among the chunks of the corpus gets none, and is tried again when
         the corpus has changed.
         """
-        ...
 
     def bytes(self, adapter: Engine, chunk_tokens: int) -> int:
         """Return about how many bytes of the store the entries of a chunk of this length take; by default a number per token."""

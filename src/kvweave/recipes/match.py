@@ -23,16 +23,13 @@ class Match(Protocol):
     @property
     def stored_kinds(self) -> frozenset[SpanKind]:
         """Kinds of spans whose exact KV, computed in a request, is worth storing: later requests look for it."""
-        ...
 
     @property
     def position_independent(self) -> bool:
         """Whether chunk KV is used at any position, so that it can be loaded before the prompt is known."""
-        ...
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
         """Return one result per span, in order. Damaged and evicted entries count as missing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,6 @@ class MatchNothing:
     position_independent: ClassVar[bool] = False
 
     def find(self, request: PrefillRequest, prepare: Prepare) -> tuple[Matched, ...]:
-        """Return fresh spans only."""
         return tuple(
             Matched(span, "fresh", _why_fresh(span, "this recipe reuses nothing"))
             for span in request.prompt.spans

@@ -24,7 +24,6 @@ class Place(Protocol):
 
     def place(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> Placement:
         """Return a place for every span with stored KV."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,14 @@ class Attend(Protocol):
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
         """Return whether this request uses plain causal attention, so that computed rows can be exact."""
-        ...
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
         """Return a plan for these prompt positions (T,), ascending."""
-        ...
 
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
         """Return a function from rows of generated tokens to their plan; None if they attend as the model would."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,6 @@ class Causal:
     """Every row attends to all positions up to its own, stale or fresh, with the model's own softmax."""
 
     def causal(self, request: PrefillRequest, matched: tuple[Matched, ...]) -> bool:
-        """Return True."""
         return True
 
     def plan(self, request: PrefillRequest, matched: tuple[Matched, ...], rows: Tensor) -> RowPlan:
@@ -73,5 +68,4 @@ class Causal:
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """Return None."""
         return None

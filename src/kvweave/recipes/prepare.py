@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from kvweave.errors import InvalidRequest
 from kvweave.kvstore.format import storage_of
@@ -41,12 +41,10 @@ class Prepare(Protocol):
 
         `compute` makes KV of the first one. The others are used where that is missing.
         """
-        ...
 
     @abstractmethod
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
         """Compute a chunk's KV; do not store it."""
-        ...
 
     def candidates(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
         """Return the provenances of KV usable for each of these spans of a prompt, best first.
@@ -109,7 +107,6 @@ class NotPrepared(Prepare):
     """Compute nothing offline."""
 
     def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
-        """Return nothing."""
         return ()
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
@@ -164,26 +161,22 @@ class WithNeighbours(Prepare):
     Where this KV is missing, for instance because a neighbour was removed, `isolated` KV is used.
     """
 
+    entry_count: ClassVar[int] = (
+        2  # the chunk's own KV, and the `isolated` KV that other chunks are prepared after
+    )
+
     @property
     @abstractmethod
     def kind(self) -> str:
         """The provenance kind of this KV."""
-        ...
 
     @abstractmethod
     def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
         """Return the chunks to place before this one, in order: as many as fit the model's context."""
-        ...
 
     @property
     def plain(self) -> Prepare:
-        """Isolated KV."""
         return Isolated()
-
-    @property
-    def entry_count(self) -> int:
-        """Two: the chunk's own KV, and the `isolated` KV that other chunks are prepared after."""
-        return 2
 
     def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
         """Return this kind, not exact because the neighbours' KV was computed apart, ..., and last `isolated`."""
@@ -218,11 +211,9 @@ class Similar(WithNeighbours):
 
     @property
     def kind(self) -> str:
-        """Includes the number of neighbours."""
         return f"similar-{self.count}"
 
     def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
-        """Return similar chunks."""
         return fitting(ctx, chunk, ctx.corpus.similar(chunk, self.count))
 
 
@@ -234,7 +225,6 @@ class Previous(WithNeighbours):
 
     @property
     def kind(self) -> str:
-        """Includes the number of neighbours."""
         return f"following-{self.count}"
 
     def neighbours(self, ctx: PrepareContext, chunk: Ids) -> list[Ids]:
@@ -304,17 +294,14 @@ class _Stored(Prepare):
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
         return self.inner.extractors
 
     @property
     def by_products(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the inner preparation."""
         return self.inner.by_products
 
     @property
     def entry_count(self) -> int:
-        """As many as the inner preparation stores."""
         return self.inner.entry_count
 
 
@@ -351,7 +338,6 @@ class Quantised(_Stored):
 
     @property
     def storage(self) -> Storage:
-        """The chosen number of bits."""
         return self.coding
 
 
@@ -368,5 +354,4 @@ class AnyStorage(_Stored):
         return tuple(quantised(provenance, storage) for provenance in exact for storage in _BEST_FIRST)
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
-        """Compute what the inner preparation does."""
         return self.inner.compute(ctx, chunk)

@@ -64,7 +64,6 @@ class Recompute(Protocol):
         may run too, as long as on average over the layers no more stale rows run than `rows` holds. With `capture`,
         `kv_cache.capture` afterwards holds the unrotated KV of the rows.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class SelectedRows(Recompute):
     def run(
         self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
     ) -> Tensor:
-        """Run one pass."""
         return state.request.adapter.compute(
             state.kv_cache, state.request.prompt.token_ids, state.plan(rows, *hooks), capture=capture
         )

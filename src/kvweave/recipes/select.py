@@ -24,24 +24,20 @@ class Select(Protocol):
     @property
     def selective(self) -> bool:
         """Whether it can spend a budget between nothing and everything."""
-        ...
 
     @property
     def supports_coverage(self) -> bool:
         """Whether it can spend a coverage budget: its scores are shares of a whole."""
-        ...
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         """The chunk features that it reads, extracted at indexing time."""
-        ...
 
     def choose(self, state: PrefillState) -> Tensor:
         """Return the prompt positions to recompute: ascending, a subset of `state.stale`, within the request's budget.
 
         Raises InvalidRequest for a budget that it cannot spend.
         """
-        ...
 
 
 class TokenFactor(FeatureExtractor, Protocol):
@@ -49,7 +45,6 @@ class TokenFactor(FeatureExtractor, Protocol):
 
     def of_stale_tokens(self, state: PrefillState) -> Tensor:
         """Return (n,) float32 on the CPU, one for each row of `state.stale`."""
-        ...
 
 
 class Score(Protocol):
@@ -68,7 +63,6 @@ class Score(Protocol):
     @abstractmethod
     def scores(self, state: PrefillState) -> Tensor:
         """Return (n,) float32 on the CPU, one for each row of `state.stale`; higher is more urgent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +74,6 @@ class SelectNone:
     extractors: ClassVar[tuple[FeatureExtractor, ...]] = ()
 
     def choose(self, state: PrefillState) -> Tensor:
-        """Return no rows."""
         budget = state.request.budget
         if budget.max_rows(state.stale.numel()):
             asked = (
@@ -108,12 +101,10 @@ class TopScores:
 
     @property
     def supports_coverage(self) -> bool:
-        """As the score says."""
         return self.score.supports_coverage
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
-        """Those of the score."""
         return self.score.extractors
 
     def choose(self, state: PrefillState) -> Tensor:

@@ -6,6 +6,7 @@ that are evenly spaced show that direction; rows that the question attends to mo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,16 +26,11 @@ class ShiftedRows(Recompute):
     """
 
     prior: float = 10.0
-
-    @property
-    def writes_reused(self) -> bool:
-        """True: it shifts them."""
-        return True
+    writes_reused: ClassVar[bool] = True
 
     def run(
         self, state: PrefillState, rows: Tensor, hooks: Sequence[AttentionHook], *, capture: bool
     ) -> Tensor:
-        """Run one pass."""
         shift = _Shift(state, rows, self.prior)
         own: list[AttentionHook] = [shift] if shift.has_rows else []
         return state.request.adapter.compute(

@@ -9,11 +9,9 @@ takes `fixed_bytes + n · token_bytes` of the adapter.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from kvweave.cancellation import check_cancelled
@@ -36,7 +34,10 @@ STATE: Final = "state"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """A prefilled prompt, as `PrefillResult`; `state` is the model's state after it, owned by the caller."""
+    """A prefilled prompt, as `PrefillResult`; `state` is the model's state after it, owned by the caller.
+
+    No position is rated, and none is computed again.
+    """
 
     adapter: SnapshotAdapter
     logits: Tensor
@@ -44,15 +45,8 @@ class SnapshotResult:
     timing: Timing
     state: ModelState
     new_entries: tuple[StoreEntry, ...]
-
-    @property
-    def selected(self) -> Tensor:
-        """The stale positions that were computed again: none."""
-        return torch.empty(0, dtype=torch.long)
-
-    @property
-    def scores(self) -> None:
-        """No position is rated."""
+    selected: None = None
+    scores: None = None
 
 
 def uses_exact_prefixes_alone(recipe: Recipe) -> bool:
@@ -102,7 +96,8 @@ def run_from_snapshot(
         ttft_s=done - started,
         total_s=done - started,
     )
-    plan = Plan(recipe.name, budget.ratio, tuple(_plan_spans(prompt, first)), budget.coverage)
+    spans = tuple(_plan_span(span, number < first) for number, span in enumerate(prompt.spans))
+    plan = Plan(recipe.name, budget.ratio, spans, budget.coverage)
     return SnapshotResult(adapter, logits, plan, timing, state, tuple(entries))
 
 
@@ -144,10 +139,6 @@ def _longest(adapter: SnapshotAdapter, store: KVStore, path: _Path) -> tuple[int
         if found is not None:
             return number + 1, adapter.restore(found.tensors, prompt.spans[number].end)
     return 0, adapter.new_state()
-
-
-def _plan_spans(prompt: TokenizedPrompt, first: int) -> Sequence[PlanSpan]:
-    return [_plan_span(span, number < first) for number, span in enumerate(prompt.spans)]
 
 
 def _plan_span(span: Span, stored: bool) -> PlanSpan:

@@ -9,8 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from kvweave.cancellation import check_cancelled
-from kvweave.facts import facts
-from kvweave.results import PreparedChunks
+from kvweave.results import PreparedChunks, facts
 from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.openai.fields import Document, Fields, NonEmpty, Text
 from kvweave.server.running import Emit

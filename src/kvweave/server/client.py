@@ -13,8 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from kvweave.cancellation import check_cancelled
 from kvweave.errors import InvalidRequest, ServerBusy, ServerRefused, ServerUnavailable
-from kvweave.facts import answer_from, tokens_from
-from kvweave.results import Answer, ExplainedToken
+from kvweave.results import Answer, ExplainedToken, answer_from, tokens_from
 
 CONNECT_S: Final = 2.0
 SILENCE_S: Final = 60.0

@@ -11,10 +11,9 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from kvweave.errors import PathNotFound
-from kvweave.facts import facts
 from kvweave.index.documents import ListedDocument
 from kvweave.knowledge_base import KnowledgeBase
-from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill
+from kvweave.results import AnswerCacheUse, ExplainedToken, Piece, Prefill, facts
 from kvweave.server import uploads
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, collect, sse, stream

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from kvweave.config import Config, all_settings
-from kvweave.facts import facts
+from kvweave.results import facts
 from kvweave.server.errors import RETRY_S, ApiError
 from kvweave.server.services import services
 

@@ -23,10 +23,9 @@ from kvweave.cancellation import check_cancelled
 from kvweave.documents.files import free_name
 from kvweave.documents.reader_process import FileReader
 from kvweave.errors import DocumentError, InvalidRequest, MissingExtra, PathNotFound
-from kvweave.facts import facts
 from kvweave.files import is_abandoned, sync_folder, temporary_name, write_atomically
 from kvweave.knowledge_base import KnowledgeBase
-from kvweave.results import AddReport, SkippedFile
+from kvweave.results import AddReport, SkippedFile, facts
 from kvweave.server.errors import ApiError
 from kvweave.server.events import Encoder, collect, sse, stream
 from kvweave.server.running import Emit

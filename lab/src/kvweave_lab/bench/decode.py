@@ -27,7 +27,7 @@ from kvweave.results import DecodeStats
 from kvweave.state.knowledge_base_state import Progress, no_progress
 from kvweave.types import Storage
 from kvweave_lab.bench.measurement import MedianRange, paired_ratios
-from kvweave_lab.strategies import MEMORY_SHARE
+from kvweave_lab.strategies import MEMORY_SHARE, counts_since
 
 WARM_UP = 4
 """Untimed steps at the beginning, which find nothing in memory."""
@@ -184,12 +184,12 @@ def _measure(
     """Time one setting's texts in turn with dense decoding; return dense decoding's times and the setting's rows."""
     for text in offloaded:
         _steps(adapter, text, _tokens(adapter, WARM_UP))
-    before = [text.counts.copy() for text in offloaded]
+    before = [replace(text.counts) for text in offloaded]
     times = _take_turns(adapter, kv_caches, offloaded, steps)
     dense, own = times[: len(kv_caches)], times[len(kv_caches) :]
     rows = []
     for number, text in enumerate(offloaded):
-        row = _row(name, text, steps, own[number], text.counts.since(before[number]))
+        row = _row(name, text, steps, own[number], counts_since(before[number], text.counts))
         rows.append(_compared(row, own, dense, number) if dense else row)
     return dense, rows
 

@@ -113,7 +113,7 @@ def ttft(
 def _show_ttft(done: "TtftBench", output: Path | None, *, json: bool) -> None:
     """Write the measurement to the output folder, if there is one, and print it."""
     from kvweave.cli.output import STDOUT, print_json
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     content = {**facts(done), **bench.environment()}
     files: list[Path] = []
@@ -272,7 +272,7 @@ def steady(
 def _show_steady(done: "SteadyBench", output: Path | None, *, json: bool) -> None:
     """Write the measurement to the output folder, if there is one, and print it."""
     from kvweave.cli.output import STDOUT, print_json
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     content = {**facts(done), **bench.environment()}
     files: list[Path] = []

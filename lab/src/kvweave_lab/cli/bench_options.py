@@ -85,7 +85,7 @@ def this_command() -> str:
 
 def environment() -> dict[str, Any]:
     """Return the environment of this measurement as JSON values."""
-    from kvweave.facts import facts
+    from kvweave.results import facts
     from kvweave_lab.bench.measurement import current_environment
 
     return dict(facts(current_environment(this_command())))

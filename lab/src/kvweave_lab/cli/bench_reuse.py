@@ -105,7 +105,7 @@ def reuse(*, options: ReuseOptions, json: opt.Json = False, quiet: opt.Quiet = F
 
 
 def _reuse_json(point: "ReusePoint", ratio: float) -> dict[str, Any]:
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     caches = [
         {

@@ -226,7 +226,7 @@ def serve(*, options: ServeOptions, json: opt.Json = False, quiet: opt.Quiet = F
 
 def _parts(options: ServeOptions, settings: "ServeSettings", place: Path, report: Any) -> Any:
     """Measure each part that is asked for; yield its name, its JSON and its tables."""
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     if options.requests:
         from kvweave_lab.bench.serving.comparison import bench_serve

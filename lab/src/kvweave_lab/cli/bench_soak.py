@@ -80,7 +80,7 @@ class SoakOptions:
 def soak(*, options: SoakOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """Load a server with mixed traffic, kill it, end it, and check that nothing was lost. Exit code 1 if it did not hold."""
     from kvweave.cli.output import STDERR, STDOUT, print_json, progress_bar
-    from kvweave.facts import facts
+    from kvweave.results import facts
     from kvweave_lab.bench.serving.soak import bench_soak
     from kvweave_lab.report import json_bytes, write_files
 
@@ -123,7 +123,7 @@ def _table(done: "SoakBench") -> "Table":
 
 def _summary(done: "SoakBench") -> str:
     from kvweave.cli.output import amount
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     checked = [restart.damage.checked for restart in done.restarts] + [done.damage.checked]
     lines = [f"entries verified after each end: {', '.join(f'{count:,}' for count in checked)}"]

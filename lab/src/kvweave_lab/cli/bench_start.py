@@ -41,7 +41,7 @@ class StartOptions:
 def start(*, options: StartOptions, json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """Processor time of commands in new processes by part, compared with `import torch, transformers`."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.facts import facts
+    from kvweave.results import facts
     from kvweave.samples import DOCUMENTS
     from kvweave_lab.bench.start import StartSettings, bench_start
     from kvweave_lab.report import json_bytes, write_files

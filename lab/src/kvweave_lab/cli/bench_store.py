@@ -53,7 +53,7 @@ def store(
 ) -> None:
     """How fast stored chunk KV is loaded, compared with plain reads of the same bytes and with computing it."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.facts import facts
+    from kvweave.results import facts
     from kvweave.types import STORAGES
     from kvweave_lab.bench.store import bench_store
 
@@ -228,7 +228,7 @@ def _show_decode(adapter: "Adapter", rows: "Sequence[DecodeCost]", *, json: bool
 
 def _decode_json(row: "DecodeCost") -> dict[str, Any]:
     """Return a row as JSON values, with the counts per token as keys of the row."""
-    from kvweave.facts import facts
+    from kvweave.results import facts
 
     flat: dict[str, Any] = facts(row)
     decoding = flat.pop("decoding")

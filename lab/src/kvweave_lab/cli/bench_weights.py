@@ -103,7 +103,7 @@ def weights(
 ) -> None:
     """Speed, memory and quality of weights in 8 and 4 bits, compared with full precision and with llama.cpp."""
     from kvweave.cli.output import STDOUT, print_json, progress_bar
-    from kvweave.facts import facts
+    from kvweave.results import facts
     from kvweave_lab.bench.weights import bench_weights
 
     opt.quiet_libraries()

@@ -96,7 +96,7 @@ def prediction(
 ) -> None:
     """The natural set's questions, written for kvweave, after a budget of idle work: share served from predictions, wrong answers, latency."""
     from kvweave.cli.output import STDERR, STDOUT, print_json, progress_bar
-    from kvweave.facts import facts
+    from kvweave.results import facts
     from kvweave_lab.eval.natural.questions import shipped_set
     from kvweave_lab.eval.prediction.run import run
     from kvweave_lab.report import few_prompts_warning, json_bytes, write_files

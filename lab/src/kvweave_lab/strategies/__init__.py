@@ -1,6 +1,9 @@
 """Decoding strategies that kvweave's own is compared with, registered as entry points in `kvweave.strategies`."""
 
+from dataclasses import fields, replace
 from typing import Final
+
+from kvweave.decode.counters import DecodeCounts
 
 DENSE: Final = "dense"
 OUTLINE: Final = "outline"
@@ -18,3 +21,11 @@ INDEXED: Final = (OUTLINE_ENTRIES, "retroinfer", "pqcache", "pqcache-fine", "que
 
 MEMORY_SHARE: Final = 0.3
 """Default memory limit of measurements, as a share of the size of all KV."""
+
+_LEVELS: Final = ("resident_bytes", "peak_resident_bytes")  # current values, not sums
+
+
+def counts_since(earlier: DecodeCounts, counts: DecodeCounts) -> DecodeCounts:
+    """Return what was added since `earlier`, a copy; the resident bytes and their peak stay as they are."""
+    sums = [field.name for field in fields(counts) if field.name not in _LEVELS]
+    return replace(counts, **{name: getattr(counts, name) - getattr(earlier, name) for name in sums})

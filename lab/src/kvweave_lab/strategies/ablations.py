@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from kvweave.decode.retriever import TokenBudget
 from kvweave.decode.store.page_cache import ClusterUsage, EvictionScores
+from kvweave.decode.strategy import TokenBudget
 from kvweave_lab.strategies.adaptive import DYNAKV, AdaptiveClusters
 from kvweave_lab.strategies.centroid import centroids_of
 from kvweave_lab.strategies.centroids import Centroids

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from kvweave.decode.cluster_table import ClusterKey
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.retriever import CacheHooks, TokenBudget
-from kvweave.decode.shared_state import SharedState, Strategy
 from kvweave.decode.store.cluster_store import ClusterStore
+from kvweave.decode.strategy import CacheHooks, SharedState, Strategy, TokenBudget
 from kvweave.ops.kmeans import split_in_two
 from kvweave_lab.strategies.centroid import CentroidClusters, CentroidSettings, centroids_of
 

@@ -14,14 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvweave.decode.clusters.retrieval import ClusterRetriever, Portion, valid_numbers, write_order
-from kvweave.decode.clusters.selection import score_clusters
+from kvweave.decode.clusters.retrieval import (
+    ClusterRetriever,
+    Portion,
+    score_clusters,
+    valid_numbers,
+    write_order,
+)
 from kvweave.decode.counters import DecodeCounts
 from kvweave.decode.disk.page_file import PageFile
-from kvweave.decode.retriever import CacheHooks, TokenBudget, token_budget
 from kvweave.decode.settings import ClusterSettings, OffloadSettings, raise_if_invalid
-from kvweave.decode.shared_state import SharedState
 from kvweave.decode.store.cluster_store import ClusterStore
+from kvweave.decode.strategy import CacheHooks, SharedState, TokenBudget, token_budget
 from kvweave.models.support import Geometry
 from kvweave.ops.kmeans import k_means, members, nearest
 from kvweave.ops.partial_attention import PartialAttention

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile, Run, wait_for
-from kvweave.decode.shared_state import SharedIndex
+from kvweave.decode.strategy import SharedIndex
 from kvweave.errors import StoreError
 
 SPARE_COLUMNS = 32  # room for clusters created while a layer's centroids are in memory

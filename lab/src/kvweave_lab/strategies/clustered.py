@@ -5,8 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvweave.decode.retriever import TokenBudget
-from kvweave.decode.shared_state import Strategy
+from kvweave.decode.strategy import Strategy, TokenBudget
 from kvweave.ops.kmeans import k_means, members
 from kvweave_lab.strategies.centroid import CentroidClusters, CentroidSettings, centroids_of
 

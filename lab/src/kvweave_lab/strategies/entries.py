@@ -15,9 +15,8 @@ from torch import Tensor
 from kvweave.decode.disk.entry_format import EntryFormat
 from kvweave.decode.disk.layout import Layout, Owner
 from kvweave.decode.disk.page_file import AlignedBuffer, PageFile
-from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
-from kvweave.decode.shared_state import SharedState, Strategy
 from kvweave.decode.store.frames import gather_pages
+from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, Strategy, TokenBudget
 from kvweave.errors import StoreError
 from kvweave.ops.partial_attention import PartialAttention
 

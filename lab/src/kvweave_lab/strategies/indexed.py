@@ -12,8 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
-from kvweave.decode.shared_state import SharedState, Strategy
+from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, Strategy, TokenBudget
 from kvweave.ops.kmeans import k_means, nearest
 from kvweave.ops.partial_attention import PartialAttention
 

@@ -1,7 +1,6 @@
 """Strategies that retrieve nothing: all entries, or the recent window alone."""
 
-from kvweave.decode.retriever import SinkAttention, TokenBudget
-from kvweave.decode.shared_state import Strategy
+from kvweave.decode.strategy import SinkAttention, Strategy, TokenBudget
 
 
 class DenseAttention(SinkAttention):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from kvweave.decode.clusters.outlines import Outlines
-from kvweave.decode.clusters.retrieval import ClusterRetriever, with_prefix, write_order
-from kvweave.decode.retriever import CacheHooks, TokenBudget, token_budget
-from kvweave.decode.shared_state import SharedState
+from kvweave.decode.clusters.retrieval import ClusterRetriever, WholeText, with_prefix, write_order
+from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, TokenBudget, token_budget
 from kvweave.ops.partial_attention import PartialAttention
 
 
@@ -130,3 +129,9 @@ class OutlinedClusters(ClusterRetriever):
         if more_bytes:
             self.hooks.reserve_memory(more_bytes)
             self.outlines.make_room(clusters, entries)
+
+
+def outlined_or_whole(layer: int, shared: SharedState, hooks: CacheHooks) -> Retriever:
+    """Return the retriever of kvweave's strategy: with outlines, unless every step attends to everything."""
+    kind = WholeText if shared.settings.kv_budget == 1 else OutlinedClusters
+    return kind(layer, shared, hooks)

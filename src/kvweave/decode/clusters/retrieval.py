@@ -1,7 +1,8 @@
 """Retrieval of one layer's entries by clusters: select by queries, load, attend.
 
-Strategies derive from `ClusterRetriever` and define which clusters there are and what is known of them. Tensor letters: G KV heads,
-n entries, H query heads, C clusters, D head width, E bytes of an entry.
+Strategies derive from `ClusterRetriever` and define which clusters there are and what is known of them. `WholeText` selects all, so that
+it has to know nothing. Tensor letters: G KV heads, n entries, H query heads, R query rows of a head's group, C clusters, D head width,
+E bytes of an entry.
 """
 
 from abc import ABC
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvweave.decode.cluster_table import ClusterTable, layer_keys
-from kvweave.decode.clusters.selection import score_clusters, select_clusters
 from kvweave.decode.disk.layout import co_retrievals, neighbour_order
-from kvweave.decode.retriever import CacheHooks, Retriever, TokenBudget
-from kvweave.decode.shared_state import SharedState
+from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, TokenBudget
+from kvweave.ops.attention import apply_softcap
 from kvweave.ops.partial_attention import PartialAttention
 
 Portion = list[NDArray[np.int64]]
@@ -161,6 +161,47 @@ class ClusterRetriever(Retriever, ABC):
             )
 
 
+class WholeText(ClusterRetriever):
+    """Runs of consecutive entries, as long as a cluster may be; every step attends to all of them."""
+
+    first_clusters = 1
+
+    def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
+        """Write entries (G, n, D) in their order."""
+        entry_format, longest = self.store.entry_format, self.shared.clusters.max_entries
+        if self.empty and entry_format.storage != "exact":
+            self.centre = keys.float().mean(1).cpu()
+        stored = self.without_centre(keys)
+        for head in range(keys.shape[0]):
+            entries = entry_format.encode(stored[head], values[head])  # one head at a time in memory
+            for run in entries.split(longest):
+                self.store.create(self.layer, head, run)
+
+    def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
+        """Append entries (G, n, D) to the last run, and begin others where it is full."""
+        if self.empty:
+            self.fill(keys, values, None)
+            return
+        longest = self.shared.clusters.max_entries
+        for head, entries in enumerate(self.store.entry_format.encode(self.without_centre(keys), values)):
+            for entry in entries:
+                last = int(self.table.count[head]) - 1
+                if self.table.sizes[head, last] < longest:
+                    self.store.append(self.layer, head, last, entry)
+                else:
+                    self.store.create(self.layer, head, entry[None])
+
+    def attend(self, attention: PartialAttention, limit: int) -> int:
+        """Attend to everything, which is within a budget of everything."""
+        if self.empty:
+            return 0
+        sizes = self.table.sizes
+        self.store.start_layer(self.layer)
+        found = self.select(torch.from_numpy(sizes > 0).float() - 0.5, sizes, np.full(len(sizes), limit))
+        self.attend_selected(attention, self.batches(), self.attend_whole)
+        return int(found.sum())
+
+
 def valid_numbers(numbers: Tensor, counts: NDArray[np.int64]) -> Tensor:
     """Return which of the numbers (G, n) from `locate` belong to a head, given the heads' counts (G,)."""
     return torch.arange(numbers.shape[1]) < torch.from_numpy(counts)[:, None]
@@ -199,3 +240,48 @@ def _retrievals(queries: Tensor, centroids: Tensor, sizes: NDArray[np.int64], li
         scores = score_clusters(scaled[None, :, row], centroids[None], sizes[None], None)
         retrieved[row, select_clusters(scores, sizes[None], np.array([limit]))[0]] = True
     return retrieved
+
+
+# Selection by a query
+
+
+def score_clusters(
+    query: Tensor, centroids: Tensor, sizes: NDArray[np.int64], softcap: float | None
+) -> Tensor:
+    """Return the expected weight of an entry of each cluster, (G, C), summed over the query heads of a KV head.
+
+    An entry is expected to have its centroid's weight: per row a softmax over clusters, each counted once per entry. With
+    this sum, heads that attend sharply count as much as others.
+
+    Args:
+        query: (G, R, D) float32, scaled.
+        centroids: (G, C, D).
+        sizes: (G, C); 0 marks a column without a cluster, whose score is negative.
+        softcap: the layer's own, None where it has none.
+    """
+    counts = torch.from_numpy(sizes).float()
+    logits = apply_softcap(query @ centroids.transpose(1, 2), softcap)  # (G, R, C)
+    mass = (logits + counts.log()[:, None]).logsumexp(-1, keepdim=True)
+    weights = (logits - mass).exp().sum(1)  # (G, C)
+    return weights.masked_fill(counts == 0, -1.0)
+
+
+def select_clusters(
+    scores: Tensor, sizes: NDArray[np.int64], limits: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Return per head the best clusters with at most `limits` (G,) entries in all; one that does not fit is skipped.
+
+    `scores` (G, C) are negative for columns without a cluster; `sizes` is (G, C).
+    """
+    values = scores.numpy()
+    order = np.argsort(-values, axis=1, kind="stable")
+    ranked = np.take_along_axis(sizes, order, axis=1)
+    valid = np.take_along_axis(values, order, axis=1) >= 0
+    selected = np.zeros_like(valid)
+    room = limits.copy()
+    for _ in range(2):  # the best that fit together, then smaller ones that fill the rest
+        fits = valid & ~selected & (ranked <= room[:, None])
+        now = fits & (np.cumsum(np.where(fits, ranked, 0), axis=1) <= room[:, None])
+        selected |= now
+        room -= np.where(now, ranked, 0).sum(1)
+    return [order[head, selected[head]] for head in range(len(order))]

@@ -22,23 +22,18 @@ class Layout(Protocol):
 
     def allocate(self, owner: Owner) -> int:
         """Return a home for one of the owner's clusters; later homes in the file have larger numbers."""
-        ...
 
     def free(self, owner: Owner, home: int) -> None:
         """Free a home."""
-        ...
 
     def page_numbers(self, homes: NDArray[np.int64], pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where pages (n,) of homes (n,) are in the file; a home's first page is 0."""
-        ...
 
     def state(self) -> dict[str, object]:
         """Return JSON values for `restore`."""
-        ...
 
     def restore(self, state: dict[str, object]) -> None:
         """Restore what `state` returned."""
-        ...
 
 
 class DualHeadPools:

@@ -183,7 +183,6 @@ class PageMemory(Protocol):
 
     def view(self, first: int, count: int) -> memoryview:
         """Return the memory of `count` frames from `first` on."""
-        ...
 
 
 def merge_runs(

@@ -81,7 +81,6 @@ class GroupedContext:
     def continuation(
         self, request: PrefillRequest, matched: tuple[Matched, ...]
     ) -> Callable[[Tensor], RowPlan] | None:
-        """Return a plan like the question's."""
         if self.causal(request, matched):
             return None
         return lambda rows: self.plan(request, matched, rows)

@@ -46,7 +46,7 @@ def cachecraft() -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class RequestVersions(Prepare):
-    """Exact KV after other chunks, from real and simulated requests: at most `limit` versions of each chunk.
+    """Exact KV after other chunks, from real and simulated requests: at most `max_versions` of each chunk.
 
     A version v of a chunk is worth more in a prompt if its attention went to chunks that come before it there as well.
     E are the chunks before it in the prompt, E(v) those before it when v was computed, and a(v, p) is the share of
@@ -58,11 +58,11 @@ class RequestVersions(Prepare):
     come first.
 
     Attributes:
-        limit: versions kept of each chunk.
+        max_versions: versions kept of each chunk.
         rounds: how often each chunk takes part in a simulated request.
     """
 
-    limit: int = 5
+    max_versions: int = 5
     rounds: int = 3
 
     def provenances(self, adapter: Engine, prefix: Ids, chunk_tokens: int) -> tuple[KVProvenance, ...]:
@@ -70,18 +70,12 @@ class RequestVersions(Prepare):
         return Isolated().provenances(adapter, prefix, chunk_tokens)
 
     def compute(self, ctx: PrepareContext, chunk: Ids) -> PreparedChunk:
-        """Compute isolated KV."""
         return Isolated().compute(ctx, chunk)
 
     @property
     def extractors(self) -> tuple[FeatureExtractor, ...]:
         """Simulated requests whose KV is kept."""
-        return (SimulatedRequests(self.rounds, max_versions=self.limit),)
-
-    @property
-    def max_versions(self) -> int | None:
-        """The limit."""
-        return self.limit
+        return (SimulatedRequests(self.rounds, max_versions=self.max_versions),)
 
     def candidates(self, request: PrefillRequest, spans: Sequence[int]) -> list[tuple[KVProvenance, ...]]:
         """Return all versions after this prompt's system prefix, best first; two queries, of versions and features."""

@@ -76,7 +76,6 @@ class SimilarAndPrevious(WithNeighbours):
 
     @property
     def kind(self) -> str:
-        """Includes both numbers of neighbours."""
         return f"woven-{self.similar}-{self.previous}"
 
     @property

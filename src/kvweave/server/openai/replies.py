@@ -9,8 +9,7 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from kvweave.facts import facts
-from kvweave.results import Piece, Prefill, TokenLogprob
+from kvweave.results import Piece, Prefill, TokenLogprob, facts
 from kvweave.server.events import DONE, Encoder, collect, error_event, sse, stream
 from kvweave.server.openai.fields import ChoicesFields
 from kvweave.server.running import RunningRequest

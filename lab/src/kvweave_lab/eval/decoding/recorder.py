@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvweave.decode.clusters.retrieval import ClusterRetriever
 from kvweave.decode.offloaded_cache import OffloadedCache
-from kvweave.decode.retriever import Retriever, TokenBudget
+from kvweave.decode.strategy import Retriever, TokenBudget
 from kvweave.ops.partial_attention import PartialAttention
 from kvweave_lab.eval.decoding.results import AFTER_STEPS, ClusterReuse, RetrievalQuality
 from kvweave_lab.strategies.centroid import CentroidClusters

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from kvweave.facts import facts
+from kvweave.results import facts
 from kvweave_lab.eval.decoding.measure import DecodingResult
 from kvweave_lab.eval.decoding.results import (
     AFTER_STEPS,

@@ -7,7 +7,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from kvweave.models.hooks import LayerQueries
 from kvweave_lab.eval.decoding.recorder import Recorder, attach_recorder, cluster_variance
 from kvweave_lab.eval.decoding.results import Run, Segment, sum_reuse
 from kvweave_lab.eval.long_texts import LongText, Reply
+from kvweave_lab.strategies import counts_since
 
 RECORD_EVERY = 8
 """One of this many steps is recorded, since exact attention costs as much as dense decoding."""
@@ -139,7 +140,7 @@ class _Decoding:
 
     def advance_to(self, length: int) -> Segment:
         """Decode until `length` tokens are decoded; return the segment."""
-        before, first = self._offloaded.counts.copy(), len(self.greedy)
+        before, first = replace(self._offloaded.counts), len(self.greedy)
         latencies, losses = [], []
         while len(self.greedy) < length:
             token, loss = self._next_token()
@@ -150,7 +151,7 @@ class _Decoding:
             self._adapter.synchronize()
             if not self._recorder.active:
                 latencies.append(time.perf_counter() - began)
-        counts = self._offloaded.counts.since(before)
+        counts = counts_since(before, self._offloaded.counts)
         correct = [self._is_correct(reply) for reply in self._judged_replies(first, length)]
         variance = cluster_variance(self._offloaded)
         return Segment(

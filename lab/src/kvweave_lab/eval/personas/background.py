@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from kvweave.answer_cache.evidence import is_non_answer
+from kvweave.answer_cache.predictions import ChunkRef, SummaryPart
 from kvweave.answer_cache.records import PendingQuestion, PendingReason
-from kvweave.answer_cache.summary import ChunkRef, SummaryPart
 from kvweave.background.planning import (
     ROUNDS_PER_PART,
     PredictFromDocuments,
     PredictFromHistory,
     Summarise,
-    answers_ahead,
 )
 from kvweave.background.prediction import QuestionPredictor
 from kvweave.background.prompts import PromptSet, Request, prompts_for
@@ -200,7 +199,7 @@ class BackgroundRunner:
         setting = self._session.setting
         if "predicted" not in self._session.system.fills_answers:
             return False
-        return not setting.schedules or answers_ahead(setting.threshold, setting.cutoff)
+        return not setting.schedules or setting.threshold <= setting.cutoff
 
     def _prefill(self, question: str) -> None:
         session = self._session

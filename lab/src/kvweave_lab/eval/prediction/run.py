@@ -312,6 +312,11 @@ def _predicted(base: KnowledgeBase) -> int:
     return len(base.predictions.predicted.latest(_ALL))
 
 
+def _origins(base: KnowledgeBase) -> dict[str, str]:
+    """Return the origin of each predicted question."""
+    return {each.question: each.origin for each in base.predictions.predicted.latest(_ALL)}
+
+
 def _asked(base: KnowledgeBase, arm: Arm, question: Question, log: PredictionLog) -> PredictionOutcome:
     """Return the outcome of a question; ask it if the log lacks it."""
     outcome = log.get((arm, question.id))
@@ -319,14 +324,12 @@ def _asked(base: KnowledgeBase, arm: Arm, question: Question, log: PredictionLog
         answer = base.ask(question.text, cache="off" if arm == "unscreened" else "use")
         if arm in ("computed", "prefix") and answer.plan.cache_hit is not None:
             answer = base.ask(question.text, cache="refresh")  # an earlier question reads the same
-        outcome = _outcome(arm, question, answer, base.predictions.predicted.origin_of)
+        outcome = _outcome(arm, question, answer, _origins(base))
         log.add(outcome)
     return outcome
 
 
-def _outcome(
-    arm: Arm, question: Question, answer: Answer, origin_of: Callable[[str], str | None]
-) -> PredictionOutcome:
+def _outcome(arm: Arm, question: Question, answer: Answer, origins: Mapping[str, str]) -> PredictionOutcome:
     hit = answer.plan.cache_hit
     chunks = [span for span in answer.plan.spans if span.kind == "chunk"]
     tokens = sum(span.tokens for span in chunks)
@@ -335,7 +338,7 @@ def _outcome(
         arm,
         question.id,
         answer.text,
-        None if hit is None else origin_of(hit.question) or "asked",
+        None if hit is None else origins.get(hit.question, "asked"),
         "" if hit is None else hit.question,
         all(span.origin != "fresh" for span in chunks),
         exact / tokens if tokens else 1.0,

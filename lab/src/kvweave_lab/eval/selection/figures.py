@@ -8,7 +8,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvweave.facts import facts
+from kvweave.results import facts
 from kvweave_lab.eval.selection.measure import DEPTHS
 from kvweave_lab.eval.selection.report import SelectionReport
 from kvweave_lab.report import json_bytes, write_files
