@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from kvweave.errors import StoreError
 from kvweave.files import write_atomically
 from kvweave.knowledge_base import KnowledgeBase
 
@@ -140,7 +141,8 @@ def take(base: KnowledgeBase, root: Path, step: Step) -> None:
     match step.kind:
         case "add":
             write_atomically(path, [text_of(step.name, step.version).encode()])
-            base.add(path)
+            if skipped := base.add(path).skipped:  # the command fails then
+                raise StoreError(skipped[0].reason)
         case "remove":
             path.unlink(missing_ok=True)
             base.remove(path)
