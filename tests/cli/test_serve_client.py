@@ -63,12 +63,12 @@ def test_explain_and_json_say_so(home, command):
 
 
 def test_options_of_one_question_go_with_it(home, command):
-    words = "--recipe prefix --ratio 0 --top-k 3 --max-new-tokens 9 --temperature 0.5 --think --drop-chunks --fresh"
+    words = "--recipe prefix --ratio 0 --top-k 3 --max-new-tokens 9 --temperature 0.5 --think --drop-chunks --fresh --kv-budget 0.5"
     with running(home) as server:
         command("ask", GLORRIC, *words.split())
     assert server.requests[-1][2] == {
         "question": GLORRIC, "stream": True, "recipe": "prefix", "ratio": 0.0, "top_k": 3, "max_new_tokens": 9,
-        "temperature": 0.5, "think": True, "drop_chunks": True, "cache": "refresh",
+        "temperature": 0.5, "think": True, "drop_chunks": True, "cache": "refresh", "kv_budget": 0.5,
     }  # fmt: skip
 
 
@@ -93,11 +93,10 @@ def test_what_is_not_given_is_the_servers(home, command):
 @pytest.mark.parametrize(
     ("words", "given", "why"),
     [
-        (["--kv-budget", "0.5"], {}, "its kv_budget is not 0.5"),
         (["--resident-bytes", "1GB"], {}, "its resident_bytes is not 1000000000"),
         (["--storage", "exact"], {}, "its storage is not 'exact'"),
         (["--dtype", "float32"], {}, "its dtype is not 'float32'"),
-        (["--kv-budget", "0.5"], {"kv_budget": 0.25}, "its kv_budget is not 0.5"),
+        (["--resident-bytes", "1GB"], {"resident_bytes": 2 * 10**9}, "its resident_bytes is not 1000000000"),
     ],
 )
 def test_what_the_server_cannot_honour_is_done_here(filled, command, words, given, why):

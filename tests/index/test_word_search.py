@@ -164,7 +164,7 @@ def test_an_earlier_index_gets_words_once_and_keeps_its_rows(tmp_path):
     assert VectorIndex(tmp_path / "vectors", D).table.version == version
 
 
-@pytest.mark.parametrize("step", ["add_word_column", "_merge_words", "_create_word_index", "_drop_others"])
+@pytest.mark.parametrize("step", ["add_word_column", "index_words", "_create_word_index", "_drop_others"])
 def test_a_conversion_that_breaks_off_is_continued(tmp_path, monkeypatch, step):
     earlier_index(tmp_path, ["合同续签日期", "two", "three"])
     whole = getattr(vector_index, step)
