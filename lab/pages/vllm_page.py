@@ -1,20 +1,60 @@
-"""The generated parts of lab/docs/vllm.md: throughput, the same answers as the transformers engine, and what a causal mask costs."""
+"""The generated parts of lab/docs/vllm.md: first tokens, throughput, the same answers as the transformers engine, and what a causal mask costs."""
 
 from collections.abc import Mapping, Sequence
 
 from markdown_parts import Result, between, folded, if_measured, table
 
 THROUGHPUT, QUALITY, MASK = "vllm_throughput.json", "vllm_quality.json", "causal_mask_cost.json"
-FILES = (THROUGHPUT, QUALITY, MASK)
+TTFT = ("vllm_ttft_bfloat16.json", "vllm_ttft_float32.json")
+LIMIT = "vllm_throughput_limit.json"
+FILES = (*TTFT, THROUGHPUT, LIMIT, QUALITY, MASK)
 
 
 def parts(results: Mapping[str, Result | None]) -> dict[str, str]:
     """Return the page's parts by the names of their markers."""
     return {
-        "throughput": _throughput(results[THROUGHPUT]),
+        "ttft": "\n\n".join(_ttft(results[name]) for name in TTFT),
+        "throughput": "\n\n".join(_throughput(results[name]) for name in (THROUGHPUT, LIMIT)),
         "quality": _quality(results[QUALITY]),
         "mask": _mask(results[MASK]),
     }
+
+
+@if_measured
+def _ttft(measured: Result) -> str:
+    own = {row["way"]: row for row in measured["rows"]}
+    (tokens,) = measured["tokens"]
+    rows = [
+        ("vLLM's own prefill, nothing cached", own["vllm"], None),
+        ("vLLM's prefix cache, after the same chunks in another order", own["prefix"], None),
+        *(
+            (f"{ratio:.0%} of rows", own[f"rows {ratio:g}"], own.get(f"alone {ratio:g}"))
+            for ratio in measured["ratio"]
+        ),
+    ]
+    lines = [
+        f"{measured['model']}, {measured['dtype']}, {tokens:,} tokens, {measured['prompts']} prompts:",
+        "",
+        *table(
+            ("way", "median, quartiles", "as many tokens alone", "vLLM's own prefill, times as long"),
+            [
+                (
+                    name,
+                    _seconds(row),
+                    "" if alone is None else _seconds(alone),
+                    f"{row['vllm_over_way']:.2f}",
+                )
+                for name, row, alone in rows
+            ],
+        ),
+        "",
+    ]
+    return _with_source(lines, measured)
+
+
+def _seconds(row: Result) -> str:
+    low, middle, high = row["quartiles"]
+    return f"{middle:.2f} s ({low:.2f}–{high:.2f})"
 
 
 @if_measured
@@ -23,8 +63,7 @@ def _throughput(measured: Result) -> str:
     lines = [
         f"{measured['model']}, {measured['dtype']}: questions to {corpus['documents']} documents ({corpus['chunks']} chunks), "
         f"{measured['tokens']:,} tokens of chunks each, popularity n^-{measured['exponent']:g}, at most {measured['new_tokens']} tokens "
-        f"of answer; {measured['requests']} Poisson arrivals a rate. kvweave's chunks were prepared before, in "
-        f"{measured['preparation']['seconds']:,.0f} s.",
+        f"of answer; {measured['requests']} Poisson arrivals a rate.{_prepared(measured)}",
         "",
     ]
     for order, found in measured["orders"].items():
@@ -38,6 +77,11 @@ def _throughput(measured: Result) -> str:
             "",
         ]
     return _with_source(lines, measured)
+
+
+def _prepared(measured: Result) -> str:
+    made = measured.get("preparation")
+    return f" kvweave's chunks were prepared before, in {made['seconds']:,.0f} s." if made else ""
 
 
 def _phase(phase: Result) -> tuple[str, ...]:
