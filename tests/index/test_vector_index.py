@@ -179,6 +179,16 @@ def test_files_of_a_killed_writer_go_with_the_next_sweep_unless_somebody_writes(
     assert [found.text for found in index.search("boat", axis(0)[0], 1, visible("/a"))] == ["the boat"]
 
 
+def test_opening_an_index_writes_nothing(index: VectorIndex, tmp_path: Path) -> None:
+    """A folder that cannot be written to is searched without a warning."""
+    index.add(chunks("/a", "the boat"), axis(0))
+    (tmp_path / "vectors" / "writers.lock").unlink()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "vectors").rglob("*")}
+    again = VectorIndex(tmp_path / "vectors", D)
+    assert [found.text for found in again.search("boat", axis(0)[0], 1, visible("/a"))] == ["the boat"]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "vectors").rglob("*")} == before
+
+
 def test_delete_and_sweep(index: VectorIndex, tmp_path: Path) -> None:
     for source in ("/a", "/b", "/c"):
         index.add(chunks(source, f"secret{source[1:]}", "more"), axis(0, 1))

@@ -117,9 +117,10 @@ class VectorIndex:
                 "use the model it was made with, or another knowledge base"
             )
         try:
-            with self._writing():
-                _prepare_words(self.table)
-                self._durability.begin(self.table.version)
+            if not has_word_index(self.table) or _other_indexes(self.table):
+                with self._writing():
+                    _prepare_words(self.table)
+            self._durability.begin(self.table.version)
         except (RuntimeError, ValueError, OSError) as error:
             # The folder may be read-only. Searches then use the index that is there.
             _log.warning("the words of the chunks could not be indexed: %s", _first_line(error))
