@@ -31,6 +31,7 @@ _IDLE_CONNECTIONS = 3
 
 _PROGRAMMING_ERRORS = (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_UNREADABLE = "{path} is not a readable catalogue ({why}); move it away to start from scratch"
 
 
 class Database:
@@ -246,6 +247,8 @@ class Database:
             raise
         except sqlite3.DatabaseError as error:
             raise _translated(self.path, error) from error
+        except UnicodeDecodeError as error:  # SQLite's message quotes damaged text
+            raise StoreError(_UNREADABLE.format(path=self.path, why="its text is damaged")) from error
 
 
 class FactTable:
@@ -356,7 +359,7 @@ def _translated(path: Path, error: sqlite3.DatabaseError) -> StoreError:
             "wait for it to finish, or stop it, and try again"
         )
     if code in _DAMAGED:
-        return StoreError(f"{path} is not a readable catalogue ({error}); move it away to start from scratch")
+        return StoreError(_UNREADABLE.format(path=path, why=error))
     return StoreError(
         f"{path} cannot be read or written ({error}); check the permissions and the disk, or use another --home"
     )

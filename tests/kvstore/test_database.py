@@ -80,6 +80,19 @@ def test_a_transaction_keeps_its_connection_to_itself(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_catalogue_whose_tables_have_damaged_names_is_refused_in_one_line(tmp_path: Path) -> None:
+    """SQLite quotes the damaged text in its message, which Python cannot read then; the campaign found it."""
+    path = tmp_path / "db"
+    database = Database(path)
+    database.script(["CREATE TABLE t (x TEXT)"])
+    database.close()
+    whole = path.read_bytes()
+    for byte in (b"CREATE TABLE t \xa0x TEXT)", b"CREATE TABL\xe5 t (x TEXT)"):
+        path.write_bytes(whole.replace(b"CREATE TABLE t (x TEXT)", byte))
+        with pytest.raises(StoreError, match=r"db is not a readable catalogue .* move it away"):
+            Database(path).query("SELECT * FROM t")
+
+
 def test_a_catalogue_that_cannot_be_opened_leaves_no_connection(
     tmp_path: Path, connections: list[sqlite3.Connection]
 ) -> None:
