@@ -189,6 +189,19 @@ def test_opening_an_index_writes_nothing(index: VectorIndex, tmp_path: Path) -> 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "vectors").rglob("*")} == before
 
 
+def test_a_table_that_cannot_be_read_right_after_it_was_opened_is_an_error_for_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        @property
+        def schema(self) -> None:
+            raise RuntimeError("lance error: Permission denied")
+
+    monkeypatch.setattr(VectorIndex, "_opened", lambda self, folder: Unreadable())
+    with pytest.raises(StoreError, match=r"cannot be opened .*Permission denied"):
+        VectorIndex(tmp_path / "vectors", D)
+
+
 def test_delete_and_sweep(index: VectorIndex, tmp_path: Path) -> None:
     for source in ("/a", "/b", "/c"):
         index.add(chunks(source, f"secret{source[1:]}", "more"), axis(0, 1))

@@ -106,11 +106,11 @@ class VectorIndex:
         self._folder, self._durability = folder, Durability(folder, folder / f"{TABLE}.lance" / "_versions")
         try:
             self.table = self._opened(folder)
+            stored = self.table.schema.field("vector").type.list_size
         except (RuntimeError, ValueError, OSError) as error:
             raise StoreError(
                 f"the index in {folder} cannot be opened ({_first_line(error)}); move it away"
             ) from error
-        stored = self.table.schema.field("vector").type.list_size
         if stored != dimensions:
             raise KnowledgeBaseMismatch(
                 f"the index in {folder} holds vectors of length {stored}, this embedding model makes {dimensions}; "
