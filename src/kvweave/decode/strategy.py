@@ -185,10 +185,35 @@ def build_shared_state(
 
     Raises InvalidRequest for invalid settings, StoreError if a file cannot be created.
     """
-    disk, layers, heads = settings.disk, geometry.layers, geometry.kv_heads
+    layers, heads = geometry.layers, geometry.kv_heads
     clusters, counts = settings.clusters or strategy.clusters, strategy.counts()
-    entry_format = EntryFormat(geometry.head_width, geometry.dtype, settings.storage, disk.page_bytes)
-    file = PageFile(
+    entry_format = EntryFormat(
+        geometry.head_width, geometry.dtype, settings.storage, settings.disk.page_bytes
+    )
+    largest_pages = entry_format.page_count(clusters.max_entries)
+    pages = ClusterPages(
+        page_file(path, settings, entry_format, counts),
+        entry_format,
+        strategy.layout(largest_pages),
+        [ClusterTable(heads) for _ in range(layers)],
+        largest_pages=largest_pages,
+        gap_pages=settings.disk.gap_pages,
+    )
+    frame_count, portion_pages = _memory_pages(geometry, settings, entry_format)
+    frames = FramePool(frame_count, entry_format.page_bytes)
+    tails = TailPages(pages, frames, counts, settings.disk.tail_pages)
+    page_cache = PageCache(frames, strategy.eviction, counts, layers, heads, tails, reclaim_frames)
+    store = strategy.store(pages, page_cache, tails, counts)
+    index = strategy.index(geometry, settings, store, counts)
+    return SharedState(settings, clusters, store, index, counts, portion_pages)
+
+
+def page_file(
+    path: Path | None, settings: OffloadSettings, entry_format: EntryFormat, counts: DecodeCounts
+) -> PageFile:
+    """Create a file with pages of the entries' size; None as the path for an unnamed one. Raises StoreError."""
+    disk = settings.disk
+    return PageFile(
         path,
         entry_format.page_bytes,
         counts,
@@ -196,22 +221,6 @@ def build_shared_state(
         direct=disk.direct,
         readers=disk.readers,
     )
-    largest_pages = entry_format.page_count(clusters.max_entries)
-    pages = ClusterPages(
-        file,
-        entry_format,
-        strategy.layout(largest_pages),
-        [ClusterTable(heads) for _ in range(layers)],
-        largest_pages=largest_pages,
-        gap_pages=disk.gap_pages,
-    )
-    frame_count, portion_pages = _memory_pages(geometry, settings, entry_format)
-    frames = FramePool(frame_count, entry_format.page_bytes)
-    tails = TailPages(pages, frames, counts, disk.tail_pages)
-    page_cache = PageCache(frames, strategy.eviction, counts, layers, heads, tails, reclaim_frames)
-    store = strategy.store(pages, page_cache, tails, counts)
-    index = strategy.index(geometry, settings, store, counts)
-    return SharedState(settings, clusters, store, index, counts, portion_pages)
 
 
 def _memory_pages(

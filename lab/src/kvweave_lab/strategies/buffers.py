@@ -66,14 +66,3 @@ class BufferedEntries:
         longest = int(self.count.max(initial=0))
         valid = torch.arange(longest) < torch.from_numpy(self.count)[:, None]
         return self.entries[:, :longest], valid[:, None]
-
-    def state(self) -> dict[str, Tensor]:
-        return {
-            "entries": self.entries.clone(),
-            "owners": torch.from_numpy(self._owners.copy()),
-            "count": torch.from_numpy(self.count.copy()),
-        }
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        self.entries = state["entries"].clone()
-        self._owners, self.count = state["owners"].numpy().copy(), state["count"].numpy().copy()

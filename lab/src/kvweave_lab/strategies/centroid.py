@@ -22,10 +22,9 @@ from kvweave.decode.clusters.retrieval import (
     write_order,
 )
 from kvweave.decode.counters import DecodeCounts
-from kvweave.decode.disk.page_file import PageFile
 from kvweave.decode.settings import ClusterSettings, OffloadSettings, raise_if_invalid
 from kvweave.decode.store.cluster_store import ClusterStore
-from kvweave.decode.strategy import CacheHooks, SharedState, TokenBudget, token_budget
+from kvweave.decode.strategy import CacheHooks, SharedState, TokenBudget, page_file, token_budget
 from kvweave.models.support import Geometry
 from kvweave.ops.kmeans import k_means, members, nearest
 from kvweave.ops.partial_attention import PartialAttention
@@ -315,15 +314,8 @@ def centroids_of(
     kind: type[Centroids] = Centroids,
 ) -> Centroids:
     """Return the centroids of an empty text, in an unnamed file beside that of its clusters."""
-    disk, entry_format = settings.disk, store.entry_format
-    file = PageFile(
-        None,
-        entry_format.page_bytes,
-        counts,
-        folder=settings.folder,
-        direct=disk.direct,
-        readers=disk.readers,
-    )
+    entry_format = store.entry_format
+    file = page_file(None, settings, entry_format, counts)
     numbers = 2 * entry_format.page_entries * entry_format.width
     split_bytes = store.pages.largest_pages * (entry_format.page_bytes + 4 * numbers)
     return kind(geometry.layers, geometry.kv_heads, geometry.head_width, file, split_bytes)
