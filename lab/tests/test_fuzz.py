@@ -1,5 +1,6 @@
 """The fuzzer: every reader takes hostile files, and what goes wrong is found. The long form is the command kvweave-fuzz."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -99,6 +100,9 @@ def test_a_process_that_dies_or_hangs_costs_one_input():
     for _ in run(reader, "made", SEED, 2, count):
         pass
     assert [each.fault for each in count.findings] == ["crash (signal SIGTERM)"] * 2
+    aborts = Reader(lambda rng: {}, lambda folder: (faulthandler.disable(), os.abort()), own_process=True)
+    *_, refused = run(aborts, "made", SEED, 2, Count())
+    assert (refused.refused, refused.findings) == (2, [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(campaign, "HANG_S", 0.2)
         (hung,) = run(Reader(lambda rng: {}, lambda folder: time.sleep(60)), "made", SEED, 1, Count())

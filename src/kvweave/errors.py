@@ -149,6 +149,6 @@ class MissingExtra(KvweaveError, ImportError):
     """An optional dependency is needed and not installed; the message names the extra."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of a library's error on one line of at most 300 characters; its kind if it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -165,8 +165,8 @@ def sync_folder(folder: Path) -> None:
     _sync(folder)
 
 
-def sync_tree(folder: Path, synced: set[tuple[str, int, int]]) -> None:
-    """Write to the disk, names included, what another library has written under a folder since the last call.
+def sync_tree(folder: Path, synced: set[tuple[str, int, int]]) -> list[str]:
+    """Write to the disk, names included, what another library has written under a folder since the last call; return the files.
 
     `synced` remembers the files and folders between calls, by path, inode and time of change. A file that is deleted meanwhile
     is skipped.
@@ -188,6 +188,7 @@ def sync_tree(folder: Path, synced: set[tuple[str, int, int]]) -> None:
         for paths in (files, folders):
             list(threads.map(_sync_if_there, paths))
     synced.update(new)
+    return files
 
 
 def _sync_if_there(path: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvweave.errors import StoreError
+from kvweave.index import durable
 from kvweave.index.documents import document_version
 from kvweave.index.vector_index import GRACE_S, VectorIndex
 from kvweave.types import Chunk
@@ -91,3 +92,36 @@ def test_a_new_index_goes_back_to_its_beginning(tmp_path, monkeypatch):
     assert again.rows_by_version() == {}
     again.add([chunk("a")], vectors())
     assert again.rows_by_version() == {VERSIONS[0]: 1}
+
+
+def test_a_version_of_which_lancedb_has_lost_bytes_without_an_error_is_dropped(tmp_path, monkeypatch):
+    index = VectorIndex(tmp_path, DIMENSIONS)
+    index.add([chunk("a")], vectors())
+    data, real = tmp_path / "chunks.lance" / "data", durable.sync_tree
+
+    def loses_bytes(folder, synced):
+        newest = max(data.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        os.truncate(newest, 100)
+        monkeypatch.setattr(durable, "sync_tree", real)
+        return real(folder, synced)
+
+    monkeypatch.setattr(durable, "sync_tree", loses_bytes)
+    with pytest.raises(StoreError, match="not written whole"):
+        index.add([chunk("b")], vectors())
+    assert index.rows_by_version() == {VERSIONS[0]: 1}
+    index.add([chunk("b")], vectors())
+    for each in (index, VectorIndex(tmp_path, DIMENSIONS)):
+        assert each.rows_by_version() == {VERSIONS[0]: 1, VERSIONS[1]: 1}
+        assert len(each.search("river", vectors()[0], 2, VERSIONS)) == 2
+
+
+def test_what_was_removed_while_the_clock_was_ahead_goes_once_it_is_right(tmp_path, monkeypatch):
+    index = VectorIndex(tmp_path, DIMENSIONS)
+    index.add([chunk("a"), chunk("b")], vectors(2))
+    right = time.time() - 86_400
+    monkeypatch.setattr("kvweave.index.vector_index.time.time", lambda: right)
+    index.delete([VERSIONS[0]], before_s=right)
+    index.sweep({VERSIONS[1]}, grace_s=30 * 86_400)
+    assert index.rows_by_version() == {VERSIONS[1]: 1}
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and b"river of a" in path.read_bytes()]
+    assert kept == []

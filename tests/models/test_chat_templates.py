@@ -255,6 +255,7 @@ def test_a_prompt_without_a_chat_template_asks_for_one_line():
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro m(x) %}{% if x %}{{ m(x - 1) }}{{ m(x - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{{ lipsum(n=10 ** 6) }}",
     ],
 )
 def test_a_template_that_runs_without_end_is_refused(template):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 import kvweave
 from kvweave.errors import InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
@@ -68,6 +70,7 @@ def test_a_damaged_weight_file(folder):
         ("tokenizer.json", "{}"),
         ("tokenizer.json", "[" * 100_000),
         ("tokenizer_config.json", '{"eos_token": 3}'),
+        ("tokenizer_config.json", '{"model_max_length": "512"}'),
         ("generation_config.json", "[]"),
     ],
 )
@@ -77,6 +80,25 @@ def test_a_damaged_file_of_a_model_ends_in_one_line(folder, name, content):
         with pytest.raises(ModelError) as caught:
             load(str(folder))
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_tokenizer_that_stops_its_library_ends_in_one_line(folder):
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["continuing_subword_prefix"] = "longer than a merge"
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    for load in (kvweave.load_model, lambda name: load_without_weights(name, folder / "home")):
+        with pytest.raises(ModelError, match="out of range"):
+            load(str(folder))
+
+
+def test_pickled_weights_of_the_old_format_are_not_read(folder):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert kvweave.load_model(str(folder)).fingerprint
+    torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    with pytest.raises(ModelError, match=r"pytorch_model.bin is not a zip file.*safetensors"):
+        kvweave.load_model(str(folder))
 
 
 def test_a_configuration_with_billions_of_layers_is_refused_before_they_are_made(folder):

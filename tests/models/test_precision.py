@@ -124,6 +124,14 @@ def test_files_in_parts_and_damaged_ones(tmp_path):
     assert read_sizes(tmp_path) is None
 
 
+@pytest.mark.parametrize("shape", ["[8, 1e999]", "[8, -1]", "[1, 1, 1, 9999999999999]"])
+def test_no_size_is_read_from_a_header_that_names_more_weights_than_the_file_has(tmp_path, shape):
+    header = f'{{"norm.weight": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert read_sizes(tmp_path) is None
+
+
 def test_too_little_memory_is_said_before_anything_is_loaded(tmp_path, monkeypatch):
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)

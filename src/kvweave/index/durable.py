@@ -2,11 +2,15 @@
 
 Before the catalogue relies on a version of the table, its files are written to the disk, and the file `synced` says which version is
 whole there, and in which run of the machine. Once the machine has been started again, later versions are dropped before the table is
-opened: they may be torn, and the catalogue relies on none of them.
+opened: they may be torn, and the catalogue relies on none of them. Nor does LanceDB report every failed write: a version with
+a file that lacks its end is dropped at once.
 """
 
+import errno
 import json
 import logging
+import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,6 +22,8 @@ _STATE: Final = "synced"
 _LOCK: Final = "synced.lock"
 _NEWEST: Final = 2**64 - 1
 """Manifests are named by the distance of their version from this number; older tables name them by the version itself."""
+_ENDS: Final = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}
+"""The last bytes of LanceDB's files."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -29,10 +35,15 @@ class Durability:
         self._synced: set[tuple[str, int, int]] = set()
 
     def sync(self, version: int) -> None:
-        """Write a version of the table to the disk, and those before it; raises OSError."""
-        sync_tree(self._folder, self._synced)
+        """Write a version of the table to the disk, and those before it.
+
+        Raises OSError, also if a new file is torn; versions after the last one that was whole are then dropped.
+        """
+        torn = [path for path in map(Path, sync_tree(self._folder, self._synced)) if _is_torn(path)]
         with hold_lock(self._folder / _LOCK):
             boot, synced = self._state()
+            if torn and self._drop_after(synced):
+                raise OSError(errno.EIO, "a file was not written whole", str(torn[0]))
             if boot != machine.boot_id() or version > synced:  # another process may have synced a later one
                 self._write(version)
 
@@ -52,19 +63,33 @@ class Durability:
                 self._drop_after(synced)
                 self._write(synced)
 
-    def _drop_after(self, synced: int) -> None:
-        found = {_version(path): path for path in self._versions.glob("*.manifest")}
+    def forget(self, versions: Collection[int]) -> None:
+        """Delete the manifests of versions that nobody needs, so that LanceDB deletes the files that they alone name."""
+        found = self._manifests()
+        for version in set(versions) - {self._state()[1]}:
+            found[version].unlink(missing_ok=True)
+
+    def _manifests(self) -> dict[int, Path]:
+        return {_version(path): path for path in self._versions.glob("*.manifest")}
+
+    def _drop_after(self, synced: int) -> bool:
+        """Delete the manifests of later versions, and all torn files; return whether there were such versions."""
+        found = self._manifests()
         later = [path for version, path in found.items() if version > synced]
-        if synced not in found or not later:
-            return
+        if synced not in found:
+            return False
         for path in later:
             path.unlink(missing_ok=True)
+        for path in self._folder.rglob("*"):
+            if path.suffix in _ENDS and path.is_file() and _is_torn(path):
+                path.unlink(missing_ok=True)
+        if not later:
+            return False
         for hint in self._versions.glob("latest_version_hint*"):
             hint.unlink(missing_ok=True)
         sync_folder(self._versions)
-        _LOG.warning(
-            "the machine was started again: the index of chunks goes back to its last synced version"
-        )
+        _LOG.warning("the index of chunks goes back to its last synced version: later ones may be torn")
+        return True
 
     def _state(self) -> tuple[str | None, int]:
         """Return the run of the machine, and the version that was whole on the disk then; None and 0 if nothing tells."""
@@ -81,3 +106,14 @@ class Durability:
 def _version(manifest: Path) -> int:
     number = int(manifest.stem) if manifest.stem.isdecimal() else 0
     return _NEWEST - number if number > _NEWEST // 2 else number
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a file of LanceDB lacks its end."""
+    end = _ENDS.get(path.suffix, b"")
+    try:
+        with path.open("rb") as opened:
+            opened.seek(-min(len(end), path.stat().st_size), os.SEEK_END)
+            return opened.read() != end if end else False
+    except FileNotFoundError:  # another process has deleted it
+        return False

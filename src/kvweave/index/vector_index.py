@@ -9,7 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
@@ -59,6 +59,9 @@ _WRITERS: Final = "writers.lock"
 _TEMPORARY: Final = ".tmp"
 """In the names of files that are being written, by LanceDB too."""
 _NEVER: Final = timedelta(days=36_500)
+_AHEAD_S: Final = 60.0
+"""A time further in the future was written by a clock that was ahead: nothing is kept because it seems young."""
+_MOST_SWEEPS: Final = 4
 _ATTEMPTS: Final = 8
 _FIRST_WAIT_S: Final = 0.05
 _NAMES_PER_QUERY: Final = 1000
@@ -147,7 +150,7 @@ class VectorIndex:
             _retried(partial(self.table.add, rows))
             # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
             # Only *older* rows: two processes that add one document must not delete each other's.
-            self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
+            self._delete_rows(set(rows["version"].to_pylist()), _written_before(now))
             self._sync()
 
     @_as_store_errors()
@@ -228,7 +231,7 @@ class VectorIndex:
         Take the time before you check that the versions are not listed: then rows that are added after the check stay.
         """
         with self._writing():
-            self._delete_rows(versions, f"written_s < {before_s!r}")
+            self._delete_rows(versions, _written_before(before_s))
 
     @_as_store_errors()
     def sweep(self, visible: Collection[str], grace_s: float = GRACE_S) -> int:
@@ -243,9 +246,11 @@ class VectorIndex:
         """
         before = time.time() - grace_s
         with self._writing():
-            old = self.table.search().where(f"written_s <= {before!r}").select(["version"])
-            versions = set(old.to_arrow()["version"].to_pylist())
-            deleted = self._delete_rows(versions.difference(visible), f"written_s <= {before!r}")
+            old = _written_before(before)
+            versions = set(
+                self.table.search().where(old).select(["version"]).to_arrow()["version"].to_pylist()
+            )
+            deleted = self._delete_rows(versions.difference(visible), old)
             _fill_words(self.table)
         try:
             self._compact()
@@ -285,7 +290,14 @@ class VectorIndex:
         """
         with try_lock(self._folder / _WRITERS) as alone:
             if alone:
-                _retried(lambda: self.table.optimize(cleanup_older_than=older_than, delete_unverified=True))
+                self._forget_versions_from_the_future()
+                for _ in range(_MOST_SWEEPS):  # LanceDB does not report a file that it could not delete
+                    names = self._file_names()
+                    _retried(
+                        lambda: self.table.optimize(cleanup_older_than=older_than, delete_unverified=True)
+                    )
+                    if self._file_names() == names:
+                        break
                 (self._folder / _WRITERS).write_text(self._file_names())
         if not alone:
             with self._writing():
@@ -294,9 +306,25 @@ class VectorIndex:
             if _TEMPORARY in path.name and age_s(path) > GRACE_S:
                 path.unlink(missing_ok=True)
 
-    def _writing(self) -> AbstractContextManager[None]:
-        """Keep others from deleting the files that are being written, which no version names yet."""
-        return hold_lock(self._folder / _WRITERS, shared=True)
+    def _forget_versions_from_the_future(self) -> None:
+        """Forget versions that were written while the clock was ahead: LanceDB keeps them until it gets there."""
+        ahead, newest = time.time() + _AHEAD_S, self.table.version
+        written = {each["version"]: each["timestamp"].timestamp() for each in self.table.list_versions()}
+        self._durability.forget([one for one, at in written.items() if at > ahead and one != newest])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep others from deleting the files that are being written, which no version names yet.
+
+        After an error, a version that LanceDB has written in part is dropped.
+        """
+        with hold_lock(self._folder / _WRITERS, shared=True):
+            try:
+                yield
+            except (RuntimeError, ValueError, OSError):
+                with suppress(RuntimeError, ValueError, OSError):
+                    self._sync()
+                raise
 
     def _file_names(self) -> str:
         """Return a digest of the names of all files of the table."""
@@ -311,7 +339,12 @@ class VectorIndex:
 
     def _sync(self) -> None:
         """Write to the disk what LanceDB has written: a commit of the catalogue that needs it may follow, and LanceDB does not."""
-        self._durability.sync(self.table.version)
+        try:
+            self._durability.sync(self.table.version)
+        except OSError:
+            lance_session.cache_clear()  # it may know versions that were dropped
+            self.table = self._opened(self._folder)
+            raise
 
     def _delete_rows(self, versions: Collection[str], condition: str) -> int:
         """Delete the rows of some versions that meet a condition; return their number."""
@@ -331,7 +364,7 @@ class VectorIndex:
             if TABLE in connection.list_tables().tables:
                 return connection.open_table(TABLE)
             make_folder(folder)
-            with self._writing():
+            with hold_lock(folder / _WRITERS, shared=True):
                 return connection.create_table(TABLE, schema=self.schema, exist_ok=True)
 
         return _retried(table)
@@ -385,6 +418,11 @@ def _split(table: Any) -> None:
     """
     for row in table.search().select(["row_id"]).limit(1).to_list():
         table.update(where=in_list("row_id", [row["row_id"]]), values_sql={"position": "position"})
+
+
+def _written_before(time_s: float) -> str:
+    """Return the condition of rows written up to a time in the past; all that seem to be written in the future are."""
+    return f"(written_s < {time_s!r} OR written_s > {time.time() + _AHEAD_S!r})"
 
 
 def _batches(names: Sequence[str]) -> Iterable[Sequence[str]]:

@@ -242,23 +242,24 @@ class ChatTemplate:
         return str(text)
 
 
-_MAX_LINES: Final = 1_000_000
-"""Lines of Python that a template, which Jinja compiles to Python, may run; families' templates run some 20 for a message."""
+_MAX_STEPS: Final = 1_000_000
+"""Lines of Python that a template, which Jinja compiles to Python, may run, and calls that they may make; families' templates
+run some 20 lines for a message."""
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
     """Stop a template that loops without end in this thread; Jinja's sandbox bounds what a template reaches, not its time."""
-    left, earlier = _MAX_LINES, sys.gettrace()
+    left, runs, earlier = _MAX_STEPS, False, sys.gettrace()
 
     def count(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        nonlocal left
-        if frame.f_code.co_filename != "<template>":  # Jinja's name for a template from a text
-            return None
-        left -= 1
+        nonlocal left, runs
+        own = frame.f_code.co_filename == "<template>"  # Jinja's name for a template from a text
+        runs |= own
+        left -= runs  # not what Jinja's compiler calls before
         if left < 0:
-            raise InvalidRequest(f"it runs for more than {_MAX_LINES:,} lines")
-        return count
+            raise InvalidRequest(f"it runs for more than {_MAX_STEPS:,} lines and calls")
+        return count if own else None
 
     sys.settrace(count)
     try:

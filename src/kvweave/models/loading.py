@@ -217,7 +217,7 @@ def _load(found: ModelFolder, dtype: str, weights: str, device: torch.device, ho
     more = more_in_lab("kvweave.models") if folder is None and "/" not in name else ""
     with _loading(name, more):
         if folder is not None:
-            _check_shards(folder)
+            _check_weight_files(folder)
         _read_config(source)
         tokenizer = read_tokenizer(source, folder, memory)
         # For fewer bits the checkpoint's dtype, since each layer is then converted alone.
@@ -240,7 +240,11 @@ def _loading(name: str, more: str = "") -> Iterator[None]:
         yield
     except (KvweaveError, MemoryError):
         raise
-    except Exception as error:  # a damaged file may cause any exception
+    except BaseException as error:  # a damaged file may cause any exception
+        if (
+            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+        ):  # Rust's, of tokenizers
+            raise
         raise ModelNotFound(f"cannot load the model {name!r}: {one_line(error)}{more}") from error
 
 
@@ -255,8 +259,19 @@ def _read_config(source: str) -> PretrainedConfig:
     return config
 
 
-def _check_shards(folder: Path) -> None:
-    """Raise UnsupportedModel if a list of weight files names one outside of the model's folder: transformers would read it."""
+def _check_weight_files(folder: Path) -> None:
+    """Raise UnsupportedModel for weight files that transformers would read, and that are not safe to read.
+
+    These are files outside of the model's folder, which a list of weight files may name, and PyTorch's pickles from before
+    1.6: a damaged one of 130 KB takes its reader a minute.
+    """
+    if not any(folder.glob("*.safetensors")):
+        for pickled in folder.glob("*.bin"):
+            with pickled.open("rb") as opened:
+                if opened.read(2) != b"PK":
+                    raise UnsupportedModel(
+                        f"{pickled} is not a zip file, as PyTorch writes weights since 1.6; save them as safetensors"
+                    )
     for index in folder.glob("*.index.json"):
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         for name in set(listed.values()):
@@ -274,6 +289,12 @@ def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> Pre
     if folder is not None and isinstance(padding, str):
         return _direct_tokenizer(folder, padding)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    if not isinstance(
+        tokenizer.model_max_length, int | float
+    ):  # transformers compares it with every text's length
+        raise UnsupportedModel(
+            f"{source}: model_max_length in tokenizer_config.json is {str(tokenizer.model_max_length)[:40]!r}, not a number"
+        )
     if folder is not None and (folder / "tokenizer.json").exists() and padding is None:
         digest = digest_tokenizer(tokenizer)
         memory.put(TOKENIZER_FACT, digest)  # the fingerprint needs it too, and it takes most of a second

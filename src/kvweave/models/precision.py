@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,7 +117,11 @@ def read_sizes(folder: Path) -> WeightSizes | None:
     tensors: dict[str, tuple[str, list[int]]] = {}
     try:
         for file in sorted(folder.glob("*.safetensors")):
-            tensors |= {name: (one["dtype"], one["shape"]) for name, one in _header(file).items()}
+            most = 2 * file.stat().st_size  # the smallest weights have four bits
+            for name, one in _header(file).items():
+                if not 0 <= prod(one["shape"]) <= most:
+                    return None
+                tensors[name] = one["dtype"], one["shape"]
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return _sizes(tensors, config) if tensors else None
     except Exception:  # a damaged file may cause any exception; loading says what is wrong
@@ -136,10 +141,7 @@ def _sizes(tensors: dict[str, tuple[str, list[int]]], config: dict[str, Any]) ->
     by_dtype: dict[str, int] = {}
     embedding = 0
     for name, (stored, shape) in tensors.items():
-        count = 1
-        for length in shape:
-            count *= length
-        kind = _kind(name, shape)
+        count, kind = prod(shape), _kind(name, shape)
         counts[kind] += count
         if kind in ("linear", "head"):
             counts[f"packed_{kind}"] += packed_bytes(shape[0], shape[1])

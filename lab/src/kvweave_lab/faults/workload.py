@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from kvweave.errors import StoreError
-from kvweave.files import write_atomically
+from kvweave.files import sync_folder, write_atomically
 from kvweave.knowledge_base import KnowledgeBase
 
 NAMES: Final = ("a", "b", "c", "d")
@@ -140,7 +140,10 @@ def take(base: KnowledgeBase, root: Path, step: Step) -> None:
     path = document(root, step.name)
     match step.kind:
         case "add":
-            write_atomically(path, [text_of(step.name, step.version).encode()])
+            draft = root / "draft"  # not beside it, where what a crash leaves of it would be a document
+            write_atomically(draft, [text_of(step.name, step.version).encode()])
+            draft.replace(path)
+            sync_folder(path.parent)
             if skipped := base.add(path).skipped:  # the command fails then
                 raise StoreError(skipped[0].reason)
         case "remove":

@@ -52,11 +52,13 @@ class Reader:
         make: draws an input.
         read: reads the input in a folder; raises what the product raises.
         refuses: the errors that count as one clear line.
+        own_process: the product reads these files in a process of its own; if that aborts, the file counts as refused.
     """
 
     make: Callable[[Random], Files]
     read: Callable[[Path], object]
     refuses: tuple[type[BaseException], ...] = (KvweaveError,)
+    own_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,11 @@ def _run_batch(reader: Reader, name: str, seed: int, numbers: range, place: Path
     count.slowest_s = max(count.slowest_s, slowest)
     count.cpu_s += cpu
     if at < numbers.stop:  # the process died with this input
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        count.findings.append(Finding(at, "hangs" if status == -signal.SIGKILL else f"crash ({how})"))
+        if reader.own_process and status == -signal.SIGABRT:  # how Rust ends when memory is short
+            count.refused += 1
+        else:
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            count.findings.append(Finding(at, "hangs" if status == -signal.SIGKILL else f"crash ({how})"))
         at += 1
     count.inputs = at
 

@@ -27,12 +27,12 @@ def _read(folder: Path) -> None:
         read_file(path)
 
 
-def _reader(make: Callable[[Random], tuple[str, bytes]]) -> Reader:
+def _reader(make: Callable[[Random], tuple[str, bytes]], *, own_process: bool = False) -> Reader:
     def files(rng: Random) -> Files:
         name, data = make(rng)
         return {name: data}
 
-    return Reader(files, _read, _REFUSES)
+    return Reader(files, _read, _REFUSES, own_process)
 
 
 # Text
@@ -612,8 +612,8 @@ def _office(rng: Random) -> tuple[str, bytes]:
 
 DOCUMENTS: Final[Mapping[str, Reader]] = {
     "text": _reader(_text),
-    "html": _reader(_html),
+    "html": _reader(_html, own_process=True),
     "mail": _reader(_mail),
-    "pdf": _reader(_pdf),
-    "office": _reader(_office),
+    "pdf": _reader(_pdf, own_process=True),
+    "office": _reader(_office, own_process=True),
 }
