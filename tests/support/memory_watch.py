@@ -1,5 +1,7 @@
 """Measures the memory of an offloaded cache whenever something of it may grow."""
 
+from math import prod
+
 from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.layer import RecentWindow
 from kvweave.decode.offloaded_cache import OffloadedCache
@@ -62,4 +64,5 @@ def _new_window(window, like, capacity) -> int:
 
 def _new_outlines(outlines, name, capacity) -> int:
     like = getattr(outlines, name)
-    return like.shape[0] * capacity * like.shape[2:].numel() * like.itemsize
+    axis = 2 if name == "_codes" else 1  # of entries or clusters
+    return like.itemsize * capacity * prod(size for number, size in enumerate(like.shape) if number != axis)

@@ -21,13 +21,13 @@ DIRECTIONS: Final = 32
 _CODES_PER_BYTE: Final = 4
 _FLOOR: Final = 0.02  # of the queries' mean energy, in every direction: queries to come may ask other things
 _SEGMENT: Final = 4096  # entries that are clustered together: the time grows with their square
-_BLOCK: Final = 8192  # entries whose codes are unpacked at a time
+_BLOCK: Final = 2048  # entries whose codes are unpacked at a time, into the processor's cache
 _MOST_ROWS: Final = 32  # that ask each entry; with more, as in a prompt, they ask clusters by mean keys
 _LEAST: Final = 1e-12
 _STEP_SHARE: Final = 0.25  # of the mean step, at least: a few first keys say nothing of some directions
 _LARGEST: Final = 65504.0  # in half precision
-_PLACES: Final = torch.arange(0, 8, 2)  # of a byte's codes, in bits
-_LEVELS: Final = ((torch.arange(256)[:, None] >> _PLACES) & 3) - 1.5  # of each byte's codes, in steps
+_UNITS: Final = 4 ** torch.arange(_CODES_PER_BYTE)  # of a byte's codes
+_MIDDLE: Final = 1.5  # codes 0 to 3 mean -1.5 to 1.5 steps
 
 
 class Outlines:
@@ -52,7 +52,7 @@ class Outlines:
         self._values = torch.zeros(heads, 0, width, dtype=torch.float16)
         self._norms = torch.zeros(heads, 0)  # of clusters as points, see `points`
         self._owners = torch.zeros(heads, 0, dtype=torch.int32)  # of entries, (G, n)
-        self._codes = torch.zeros(heads, 0, self._directions // _CODES_PER_BYTE, dtype=torch.uint8)
+        self._codes = torch.zeros(heads, self._directions // _CODES_PER_BYTE, 0, dtype=torch.uint8)
 
     @property
     def resident_bytes(self) -> int:
@@ -68,12 +68,8 @@ class Outlines:
         """How much larger everything is once it has grown next; 0 while there is nothing."""
         if not self._entries:
             return 0
-        grown = (_OF_CLUSTERS, self._keys), (_OF_ENTRIES, self._owners)
-        return sum(
-            self._bytes_of(name, _capacity(like.shape[1] + 1) - like.shape[1])
-            for names, like in grown
-            for name in names
-        )
+        room = (_OF_CLUSTERS, self._keys.shape[1]), (_OF_ENTRIES, self._owners.shape[1])
+        return sum(self._bytes_of(name, _capacity(now + 1) - now) for names, now in room for name in names)
 
     def make_room(self, clusters: int, entries: int) -> None:
         """Allocate memory for so many more clusters and entries, once."""
@@ -149,8 +145,8 @@ class Outlines:
             .byte()
             .unflatten(-1, (-1, _CODES_PER_BYTE))
         )
-        packed = sum(codes[..., place] << 2 * place for place in range(_CODES_PER_BYTE))
-        self._codes[:, self._entries : end] = packed
+        packed = sum(codes[..., place] << 2 * place for place in range(_CODES_PER_BYTE))  # (G, n, d/4)
+        self._codes[..., self._entries : end] = packed.transpose(1, 2)
         self._owners[:, self._entries : end] = owners
         self._entries = end
 
@@ -185,17 +181,28 @@ class Outlines:
         if query.shape[1] > _MOST_ROWS:
             return apply_softcap(means, softcap) + sizes.log()[:, None]
         asked = query @ self._out.transpose(1, 2)  # (G, R, d)
+        means -= _MIDDLE * asked.sum(-1, keepdim=True)
+        # As the bytes' masks give them: the first code of each byte, the second of each, …
+        asked = (asked.unflatten(-1, (-1, _CODES_PER_BYTE)) / _UNITS).transpose(-1, -2).flatten(-2)
         masses, highest = torch.zeros_like(means), means.new_full((*means.shape[:2], 1), float("-inf"))
         for first in range(0, self._entries, _BLOCK):
             own = slice(first, min(first + _BLOCK, self._entries))
             owners = self._owners[:, own].long()[:, None].expand(-1, query.shape[1], -1)
-            levels = _LEVELS[self._codes[:, own].long()].flatten(-2)  # (G, n, d)
-            logits = apply_softcap(means.gather(2, owners) + asked @ levels.transpose(1, 2), softcap)
+            logits = means.gather(2, owners).baddbmm_(asked, self._unpacked(own))
+            logits = apply_softcap(logits, softcap)
             higher = torch.maximum(highest, logits.amax(-1, keepdim=True))
             masses *= (highest - higher).exp()
             masses.scatter_add_(2, owners, logits.sub_(higher).exp_())
             highest = higher
         return masses.log() + highest
+
+    def _unpacked(self, own: slice) -> Tensor:
+        """Return the codes of some entries, (G, d, n) float32: for each place in a byte, those of all bytes, in that place's units."""
+        codes = self._codes[..., own]  # (G, d/4, n)
+        found = torch.empty(len(codes), self._directions, codes.shape[2])
+        for place, out in enumerate(found.split(codes.shape[1], 1)):
+            out.copy_(codes & (3 << 2 * place))
+        return found
 
     def mean_values(self) -> Tensor:
         """Return each cluster's mean value, (G, C, D) in half precision, read-only."""
@@ -206,6 +213,7 @@ class Outlines:
     def state(self) -> dict[str, Tensor]:
         """Return copies of all tensors, for `restore`."""
         found = {name: getattr(self, name) for name in _TENSORS}
+        found["_codes"] = self._codes.transpose(1, 2)
         found |= {name: found[name][:, : self.clusters] for name in _OF_CLUSTERS}
         found |= {name: found[name][:, : self._entries] for name in _OF_ENTRIES}
         room = torch.tensor([self._keys.shape[1], self._owners.shape[1]])
@@ -215,6 +223,7 @@ class Outlines:
         """Take over a state, with the room that was there: a text that goes on must not need more memory than before."""
         for name in _TENSORS:
             setattr(self, name, state[name.lstrip("_")].clone())
+        self._codes = self._codes.transpose(1, 2).contiguous()
         self.clusters, self._entries = self._keys.shape[1], self._owners.shape[1]
         for names, capacity in zip((_OF_CLUSTERS, _OF_ENTRIES), state["room"].tolist(), strict=True):
             for name in names:
@@ -242,23 +251,30 @@ class Outlines:
             name: _capacity(count)
             for names, count in needed
             for name in names
-            if count > getattr(self, name).shape[1]
+            if count > getattr(self, name).shape[_axis(name)]
         }
 
     def _grow(self, name: str, capacity: int) -> None:
         old: Tensor = getattr(self, name)
-        grown = old.new_zeros(old.shape[0], capacity, *old.shape[2:])
-        grown[:, : old.shape[1]] = old
+        axis = _axis(name)
+        grown = old.new_zeros(*old.shape[:axis], capacity, *old.shape[axis + 1 :])
+        grown.narrow(axis, 0, old.shape[axis]).copy_(old)
         setattr(self, name, grown)
 
     def _bytes_of(self, name: str, count: int) -> int:
         like: Tensor = getattr(self, name)
-        return self._heads * count * like.shape[2:].numel() * like.itemsize
+        axis = _axis(name)
+        return count * like.shape[:axis].numel() * like.shape[axis + 1 :].numel() * like.itemsize
 
 
 _OF_CLUSTERS: Final = ("_keys", "_values", "_norms")
 _OF_ENTRIES: Final = ("_owners", "_codes")
 _TENSORS: Final = ("origin", "_seen", "_value_scale", "_into", "_out", *_OF_CLUSTERS, *_OF_ENTRIES)
+
+
+def _axis(name: str) -> int:
+    """Return the axis of clusters or entries; the codes' is the last, so that what is read together lies together."""
+    return 2 if name == "_codes" else 1
 
 
 def _capacity(count: int) -> int:
