@@ -1,28 +1,35 @@
 """A shared tier that fails, lies, delays, answers twice and forgets: nothing wrong is used, nobody has to notice, and all comes back.
 
-Two kinds of tier: Redis behind a relay that spoils answers on their way, and a folder as an object store. In both the entries themselves
-are altered, too.
+Three kinds of tier: Redis and an S3 server behind a relay that spoils answers on their way, and a folder as an object store. In all of
+them the entries themselves are altered, too.
 """
 
+import importlib.util
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kvweave.kvstore.chunk_store import ChunkStore
 from kvweave.kvstore.keys import digest_tokens
+from kvweave.kvstore.tiers import object_store
 from kvweave.kvstore.tiers import redis as redis_tier
 from kvweave_lab.faults.checks import broken_in, must
 from kvweave_lab.faults.damage import MODEL, Report, Stored, is_right, stored_entries
 
 if TYPE_CHECKING:
+    from obstore.store import ObjectStore
     from redis import Redis
 
 WIRE: Final = (
@@ -39,7 +46,7 @@ HELD: Final = ("forgotten", "altered", "cut", "swapped", "emptied")
 _SPOILED: Final = 0.3  # of answers, and of entries
 _LATE_S: Final = 0.3
 _ANSWER_WITHIN_S: Final = (
-    1.0  # in place of the product's ten: the campaign waits for each one that never comes
+    1.0  # in place of the product's ten or sixty: the campaign waits for each one that never comes
 )
 _LONGEST_S: Final = 30.0
 _PASSES: Final = 3
@@ -52,12 +59,15 @@ def check_all(root: Path, rounds: int, random: Random, report: Report) -> None:
     `report` gets for each round the tier and the way, and what broke.
     """
     redis_tier.ANSWER_WITHIN_S = _ANSWER_WITHIN_S
+    object_store.ANSWER_WITHIN = timedelta(seconds=_ANSWER_WITHIN_S)
     stored = list(stored_entries())
     with ExitStack() as opened:
         root.mkdir(parents=True, exist_ok=True)
         tiers: list[Tier] = [Folder(root / "folder")]
         if program := shutil.which("redis-server") or shutil.which("valkey-server"):
             tiers.append(opened.enter_context(_redis(program, root / "redis")))
+        if all(map(importlib.util.find_spec, ("moto", "flask"))):
+            tiers.append(opened.enter_context(_s3()))
         for number in range(rounds):
             tier = tiers[number % len(tiers)]
             way = random.choice(tier.ways)
@@ -72,15 +82,15 @@ def _spoiled(tier: "Tier", way: str, folder: Path, stored: list[Stored], random:
     namespace = f"history-{random.getrandbits(64):x}"
 
     @contextmanager
-    def machine(name: str, url: str) -> Iterator[ChunkStore]:
-        with ChunkStore(folder / name, namespace=namespace, shared=url) as store:
+    def machine(name: str, *, relayed: bool = False) -> Iterator[ChunkStore]:
+        with ChunkStore(folder / name, namespace=namespace, shared=tier.address(relayed=relayed)) as store:
             yield store
 
-    with machine("first", tier.direct) as first:
+    with machine("first") as first:
         _put(first, stored)
         _wait_until_shared(first)
     began = time.monotonic()
-    with tier.spoiled(way, random), machine("second", tier.url) as second:
+    with tier.spoiled(way, random), machine("second", relayed=True) as second:
         for content, made in stored:
             must(is_right(second, content, made), "nothing wrong is used", content.token_ids)
         _put(second, stored)
@@ -93,11 +103,11 @@ def _spoiled(tier: "Tier", way: str, folder: Path, stored: list[Stored], random:
     )
     missing = list(stored)
     for number in range(_PASSES):
-        with machine(f"reader-{number}", tier.direct) as reader:
+        with machine(f"reader-{number}") as reader:
             missing = [each for each in stored if not is_right(reader, *each, found=True)]
         if not missing:
             return
-        with machine(f"writer-{number}", tier.direct) as writer:
+        with machine(f"writer-{number}") as writer:
             _put(writer, stored)
             _wait_until_shared(writer)
     must(False, "what was stored again is shared again", [content.token_ids for content, _ in missing])
@@ -116,21 +126,32 @@ def _wait_until_shared(store: ChunkStore) -> None:
 
 
 class Tier(ABC):
-    """A shared tier: its `url` for whoever is to meet faults, and a `direct` one."""
+    """A shared tier; `relay` is what stands before it, if anything does."""
 
     name: str
-    url: str
-    direct: str
-    ways: tuple[str, ...] = HELD
+    relay: "Relay | None" = None
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which it can be spoiled."""
+        return HELD if self.relay is None else (*WIRE, *HELD)
 
     @contextmanager
     def spoiled(self, way: str, random: Random) -> Iterator[None]:
-        """Spoil the tier once, or for as long as the context lasts."""
+        """Spoil the tier once, or its answers for as long as the context lasts."""
+        if self.relay is not None and way in WIRE:
+            with self.relay.spoiling(way, random):
+                yield
+            return
         held = self.names()
         for name in held:
             if random.random() < _SPOILED or name == held[0]:
                 self.write(name, _altered(way, self.read(name), self.read(random.choice(held)), random))
         yield
+
+    @abstractmethod
+    def address(self, *, relayed: bool) -> str:
+        """Return its URL, through the relay or directly."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -169,7 +190,10 @@ class Folder(Tier):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.url = self.direct = f"file://{folder}"
+
+    def address(self, *, relayed: bool) -> str:
+        """Return the folder's URL."""
+        return f"file://{self._folder}"
 
     def names(self) -> list[str]:
         """Return the files, as paths."""
@@ -193,21 +217,13 @@ class RedisServer(Tier):
     """A Redis server, and a relay in front of it."""
 
     name = "redis"
-    ways = (*WIRE, *HELD)
 
     def __init__(self, client: "Redis", port: int, relay: "Relay") -> None:
-        self._client, self._relay = client, relay
-        self.direct, self.url = f"redis://127.0.0.1:{port}/0", f"redis://127.0.0.1:{relay.port}/0"
+        self._client, self._port, self.relay = client, port, relay
 
-    @contextmanager
-    def spoiled(self, way: str, random: Random) -> Iterator[None]:
-        """As for all tiers, or spoil answers on the wire."""
-        if way in HELD:
-            with super().spoiled(way, random):
-                yield
-            return
-        with self._relay.spoiling(way, random):
-            yield
+    def address(self, *, relayed: bool) -> str:
+        """Return the server's or the relay's URL."""
+        return f"redis://127.0.0.1:{self.relay.port if relayed and self.relay else self._port}/0"
 
     def names(self) -> list[str]:
         """Return the keys of strings."""
@@ -246,6 +262,69 @@ def _redis(program: str, folder: Path) -> Iterator[RedisServer]:
                 time.sleep(0.02)
         with client, Relay(port) as relay:
             yield RedisServer(client, port, relay)
+    finally:
+        process.kill()
+        process.wait()
+
+
+class ObjectServer(Tier):
+    """An S3 server with one bucket, and a relay in front of it. Its address is in a variable, as for all tools of S3."""
+
+    name = "s3"
+
+    def __init__(self, port: int, relay: "Relay") -> None:
+        from obstore.store import from_url
+
+        self._port, self.relay = port, relay
+        url = self.address(relayed=False)
+        self._store: ObjectStore = from_url(url, client_options={"allow_http": True})
+
+    def address(self, *, relayed: bool) -> str:
+        """Set the variable to the server's or the relay's address, and return the URL."""
+        port = self.relay.port if relayed and self.relay else self._port
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        return f"s3://{_BUCKET}"
+
+    def names(self) -> list[str]:
+        """Return the paths of objects."""
+        return sorted(each["path"] for some in self._store.list() for each in some)
+
+    def read(self, name: str) -> bytes:
+        """Return an object's content; of one that is gone, nothing."""
+        with suppress(FileNotFoundError):
+            return bytes(self._store.get(name).bytes())
+        return b""
+
+    def write(self, name: str, data: bytes | None) -> None:
+        """Put or delete an object."""
+        if data is None:
+            self._store.delete(name)
+        else:
+            self._store.put(name, data)
+
+
+_BUCKET: Final = "campaign"
+
+
+@contextmanager
+def _s3() -> Iterator[ObjectServer]:
+    credentials = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
+    os.environ.update(credentials)
+    port = _free_port()
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        ends = time.monotonic() + _START_WITHIN_S
+        while True:
+            try:
+                request = urllib.request.Request(f"http://127.0.0.1:{port}/{_BUCKET}", method="PUT")
+                with urllib.request.urlopen(request, timeout=_START_WITHIN_S):
+                    break
+            except OSError:
+                must(time.monotonic() < ends, "the S3 server starts")
+                time.sleep(0.1)
+        with Relay(port) as relay:
+            yield ObjectServer(port, relay)
     finally:
         process.kill()
         process.wait()
