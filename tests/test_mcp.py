@@ -20,7 +20,8 @@ from kvweave.cancellation import check_cancelled
 from kvweave.config import read_config
 from kvweave.results import Answer, Plan, Source, Timing
 from kvweave.server.mcp.sources import HomeSource
-from kvweave.server.mcp.tools import is_loopback, mcp_server
+from kvweave.server.mcp.tools import mcp_server
+from kvweave.server.process.lifecycle import is_loopback
 from support.processes import Program
 from support.scripted_server import DONE, event, reply, serving, settings, stream
 

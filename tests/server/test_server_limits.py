@@ -172,7 +172,7 @@ def test_connections_that_are_all_busy_refuse_a_new_one(fake):
 
 
 def test_without_a_key_only_this_machine_may_be_served():
-    for host in ("127.0.0.1", "localhost", "::1"):
+    for host in ("127.0.0.1", "127.8.0.1", "localhost", "::1"):
         check_binding(ServerConfig(host=host))
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
         with pytest.raises(InvalidRequest, match="--api-key"):

@@ -37,7 +37,7 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         title = str((reader.metadata and reader.metadata.title) or "")
         headings = _headings(reader) if any(pages) else {}
         is_xfa = _is_xfa(reader)
-    except (UnreadableDocument, MissingExtra):
+    except (UnreadableDocument, MissingExtra, MemoryError):
         raise
     except pypdf.errors.DependencyError as error:
         require("pdf", "reading an encrypted PDF", "cryptography")

@@ -4,7 +4,6 @@ A result is structured content with the schema of a class here, and text for cli
 """
 
 import contextlib
-import ipaddress
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvweave.cancellation import cancellable
 from kvweave.errors import InvalidRequest, KvweaveError, Unauthorized
 from kvweave.server.mcp.sources import HomeSource
-from kvweave.server.process.lifecycle import bound, url_of
+from kvweave.server.process.lifecycle import bound, is_loopback, url_of
 from kvweave.server.serving.tenants import Tenants
 from kvweave.version import __version__
 
@@ -209,16 +208,6 @@ def serve_http(
             timeout_graceful_shutdown=10,
         )
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address or name."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class KeyRequired:

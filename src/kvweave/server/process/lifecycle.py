@@ -1,6 +1,7 @@
 """Runs the server in its process: opens the port, loads the model, answers, and shuts down without losing a request."""
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 
-from kvweave.config import LOOPBACK, Config, ServerConfig, split
+from kvweave.config import Config, ServerConfig, split
 from kvweave.errors import InvalidRequest
 from kvweave.machine import return_freed_memory
 from kvweave.server.json_logs import log_json
@@ -55,10 +56,20 @@ def serve(config: Config, announce: Callable[[str], object] = print) -> None:
 
 def check_binding(server: ServerConfig) -> None:
     """Raise InvalidRequest if other machines could use the server without a key."""
-    if server.host not in LOOPBACK and not split(server.api_key) and server.tenants is None:
+    if not is_loopback(server.host) and not split(server.api_key) and server.tenants is None:
         raise InvalidRequest(
             f"other machines can reach the host {server.host!r}: give --api-key or --tenants, or listen on 127.0.0.1"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address or name."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @contextmanager
