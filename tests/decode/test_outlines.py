@@ -82,8 +82,8 @@ def test_a_restored_state_answers_alike():
     query, sizes = torch.randn(HEADS, 2, WIDTH), sizes_of(outlines, own)
     assert torch.equal(again.log_masses(query, sizes, None), outlines.log_masses(query, sizes, None))
     assert torch.equal(again.mean_values(), outlines.mean_values())
-    key, value = torch.randn(2, HEADS, WIDTH)
-    assert again.nearest(key, value, sizes > 0) == outlines.nearest(key, value, sizes > 0)
+    keys, values = torch.randn(2, HEADS, 3, WIDTH)
+    assert torch.equal(again.nearest(keys, values, sizes > 0), outlines.nearest(keys, values, sizes > 0))
     assert again.growth_bytes(3, 3) == outlines.growth_bytes(3, 3)
 
 

@@ -17,6 +17,7 @@ from kvweave.models.attention import AttentionCall
 from kvweave.ops.partial_attention import PartialAttention
 
 _BLOCK_ROWS = 256  # appended to the window before its oldest entries leave
+_LEAVE_TOGETHER = 0.25  # of the window, so that what each departure costs is shared
 
 
 class OffloadedLayer(CacheLayerMixin):
@@ -162,8 +163,10 @@ class OffloadedLayer(CacheLayerMixin):
 
     def _trim_window(self, budget: TokenBudget) -> None:
         """Move entries beyond the window to the retriever, and finish the pass."""
-        surplus = self.recent.entries - self._window_size(self.recent.entries)
-        accepted = self.retriever.accepts(surplus, budget) if surplus > 0 else 0
+        size = self._window_size(self.recent.entries)
+        surplus = self.recent.entries - size
+        together = 1 if self.sliding_window is not None else max(1, int(_LEAVE_TOGETHER * size))
+        accepted = self.retriever.accepts(surplus, budget) if surplus >= together else 0
         if accepted:
             keys, values = self.recent.pop_oldest(accepted)
             self.retriever.add(keys, values, budget)

@@ -63,21 +63,24 @@ class OutlinedClusters(ClusterRetriever):
         outlines.add_entries(exact, owners)
 
     def add(self, keys: Tensor, values: Tensor, budget: TokenBudget) -> None:
-        """Insert entries (G, n, D) one after another; the first ones form clusters."""
+        """Insert entries (G, n, D) into the clusters that are nearest now; the first ones form clusters."""
         if self.empty:
             self.fill(keys, values, None)
             return
         entries = self.store.entry_format.encode(self.without_centre(keys), values)  # (G, n, E)
         exact, others = keys.float().cpu(), values.float().cpu()
         self._make_room(0, keys.shape[1])
-        owners = torch.zeros(exact.shape[:2], dtype=torch.int32)
-        for number in range(keys.shape[1]):
-            open_ = torch.from_numpy((self.table.sizes > 0) & ~self.table.full)
-            found = self.outlines.nearest(exact[:, number], others[:, number], open_)
-            for head, cluster in enumerate(found):
-                owners[head, number] = self._insert(
-                    head, cluster, others[head, number], entries[head, number]
-                )
+        open_ = torch.from_numpy((self.table.sizes > 0) & ~self.table.full)
+        owners = self.outlines.nearest(exact, others, open_)  # (G, n)
+        for head, own in enumerate(owners.tolist()):
+            successors = dict[int, int]()
+            for number, nearest in enumerate(own):
+                while nearest in successors:
+                    nearest = successors[nearest]
+                cluster = self._insert(head, nearest, others[head, number], entries[head, number])
+                if cluster != nearest:
+                    successors[nearest] = cluster
+                owners[head, number] = cluster
         self.outlines.add_entries(exact, owners)
 
     def attend(self, attention: PartialAttention, limit: int) -> int:

@@ -159,14 +159,14 @@ class Outlines:
         """Return the mean key (D,) of a cluster, as it is known."""
         return self._keys[head, cluster].float() + self.origin[head]
 
-    def nearest(self, keys: Tensor, values: Tensor, open_: Tensor) -> list[int]:
-        """Return for one entry per head (G, D) the nearest cluster of those that are `open_` (G, C)."""
-        key, value = self._as_point(keys - self.origin, values)
-        products = self._keys[:, : self.clusters].float() @ key[..., None]
-        products += self._values[:, : self.clusters].float() @ value[..., None]
-        distances = self._norms[:, : self.clusters] - 2 * products[..., 0]
-        found: list[int] = distances.masked_fill(~open_[:, : self.clusters], float("inf")).argmin(-1).tolist()
-        return found
+    def nearest(self, keys: Tensor, values: Tensor, open_: Tensor) -> Tensor:
+        """Return for each entry (G, n, D) the nearest cluster of those that are `open_` (G, C), (G, n)."""
+        seen = (keys - self.origin[:, None]) @ self._seen @ self._seen.transpose(1, 2)
+        scaled = values * self._value_scale.square()[:, None, None]
+        products = self._keys[:, : self.clusters].float() @ seen.transpose(1, 2)  # those of points
+        products += self._values[:, : self.clusters].float() @ scaled.transpose(1, 2)
+        distances = self._norms[:, : self.clusters, None] - 2 * products  # (G, C, n)
+        return distances.masked_fill(~open_[:, : self.clusters, None], float("inf")).argmin(1)
 
     # Asking
 
@@ -232,11 +232,6 @@ class Outlines:
     def _rest(self, keys: Tensor, owners: Tensor) -> Tensor:
         """Return what keys (G, n, D) are beyond the mean keys of their clusters (G, n)."""
         return keys - self.origin[:, None] - _rows_of(self._keys, owners).float()
-
-    def _as_point(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys, from the origin, and values (G, D) so that products with clusters' are those of points."""
-        seen = self._seen @ (self._seen.transpose(1, 2) @ keys[..., None])
-        return seen[..., 0], values * self._value_scale.square()[:, None]
 
     def _put_value(self, head: int, cluster: int, value: Tensor) -> None:
         self._values[head, cluster] = value.clamp(-_LARGEST, _LARGEST)
