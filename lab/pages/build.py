@@ -44,7 +44,7 @@ from reference import reference_pages
 from selection_page import selection_page
 from serving_page import FILES as SERVING_FILES
 from serving_page import parts as serving_parts
-from store_page import counted_reuse, fetched, fewer_bits, loaded, overlapped
+from store_page import counted_reuse, draw_sizes, fetched, fewer_bits, loaded, overlapped, sizes
 from targets import evaluation_targets
 from ttft_page import FILES as TTFT_FILES
 from ttft_page import parts as ttft_parts
@@ -204,6 +204,7 @@ def main() -> None:
             layers=overlapped(results("layerwise.json")),
             bits=fewer_bits(results("storage.json")),
             reuse=counted_reuse(results("reuse.json")),
+            sizes=sizes(results("store_size.json")),
         ),
         answers: with_parts(
             answers,
@@ -264,6 +265,8 @@ def main() -> None:
         path.write_text(pages[path], encoding="utf-8")
     if not args.check:
         draw_kept(kept_runs(real_models), docs / "images")
+        if (grown := results("store_size.json")) is not None:
+            draw_sizes(grown, docs / "images")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The generated parts of lab/docs/store.md: measurements of the store, and the counts of `kvweave bench reuse`."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from markdown_parts import NOT_MEASURED, Result, if_measured, table
 
@@ -9,6 +11,18 @@ MOST_LOST = 0.005
 
 FEWEST_PROMPTS = 2000
 """The number of prompts that this loss must be measured on."""
+
+
+SIZES_IMAGE = "store-size.png"
+_COSTS = {
+    "add": lambda row: row["add_s"]["median"],
+    "add when full: one is evicted": lambda row: row["add_evicting_s"]["median"],
+    "look up 8": lambda row: row["find_s"]["median"],
+    "look up 8, none there": lambda row: row["miss_s"]["median"],
+    "open, and count": lambda row: row["start_s"]["median"],
+    "verify everything": lambda row: row["verify_s"],
+}
+"""What a store of each size costs, in seconds."""
 
 
 def chosen_storage(costs: Sequence[Result]) -> str:
@@ -50,6 +64,65 @@ def fewer_bits(result: Result | None) -> str:
         f"{'; '.join(f'`{command}`' for command in result['evaluations'])}; `{result['command']}`, {result['date']}.",
     ]
     return "\n".join(lines)
+
+
+@if_measured
+def sizes(result: Result) -> str:
+    """Return the figure and the table of a store's cost by its number of entries."""
+    rows = result["rows"]
+    lines = table(
+        ["", *(f"{row['entries']:,} entries" for row in rows)],
+        [
+            *([name, *(_short(cost(row)) for row in rows)] for name, cost in _COSTS.items()),
+            *(
+                [f"{name}, 99 % within", *(_short(row[part]["p99"]) for row in rows)]
+                for name, part in (("add", "add_s"), ("look up 8", "find_s"))
+            ),
+            ["evict one of the hundredth that goes together", *(_short(_evicted_s(row)) for row in rows)],
+            [
+                "catalogue, per entry",
+                *(f"{row['catalogue_bytes'] / row['entries']:,.0f} bytes" for row in rows),
+            ],
+        ],
+    )
+    about = f"`.venv/bin/python lab/experiments/store_size.py`, {result['date']}, {result['commit']}, {result['machine']}, one thread."
+    return "\n".join([f"![cost by size](images/{SIZES_IMAGE})", "", *lines, "", about])
+
+
+def draw_sizes(result: Result, folder: Path) -> None:
+    """Draw the cost of a store by its number of entries."""
+    from kvweave_lab.report.figures import (
+        LIGHT,
+        add_series_legend,
+        line_properties,
+        new_figure,
+        render,
+        styles_of,
+    )
+
+    def figure(theme: Any) -> Any:
+        drawn = new_figure(7.2, 4.2, "What a store costs as it grows", "medians, one thread", theme)
+        styles, axes = styles_of(list(_COSTS), theme), drawn.add_subplot()
+        for name, cost in _COSTS.items():
+            points = [(row["entries"], cost(row)) for row in result["rows"]]
+            axes.plot(*zip(*points, strict=True), **line_properties(styles[name], theme))
+        for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+            scale("log")
+            axis.set_major_formatter(lambda value, place: f"{value:,.6g}")
+        axes.set_xlabel("entries")
+        axes.set_ylabel("seconds")
+        add_series_legend(drawn, styles, theme)
+        return drawn
+
+    (folder / SIZES_IMAGE).write_bytes(render(figure, LIGHT))
+
+
+def _evicted_s(row: Result) -> float:
+    return row["evict_s"] / max(1, row["evicted"])
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 @if_measured

@@ -91,6 +91,16 @@ def test_a_tokenizer_that_stops_its_library_ends_in_one_line(folder):
             load(str(folder))
 
 
+def test_a_token_with_a_huge_number_is_refused(folder):
+    """The tokenizers library would end the process when it cannot list the billions that are missing."""
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"]["!"] = 2**31
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    for load in (kvweave.load_model, lambda name: load_without_weights(name, folder / "home")):
+        with pytest.raises(UnsupportedModel, match="2,147,483,648"):
+            load(str(folder))
+
+
 def test_pickled_weights_of_the_old_format_are_not_read(folder):
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

@@ -46,6 +46,7 @@ _CLASS_SETTINGS = frozenset(
     {"tokenizer_class", "backend", "is_local", "local_files_only", "auto_map", "processor_class"}
 )
 _MOST_LAYERS = 1_000
+_MOST_TOKENS = 10_000_000
 _COMPARED = (
     "all_special_ids",
     "model_max_length",
@@ -294,6 +295,10 @@ def read_tokenizer(source: str, folder: Path | None, memory: ModelMemory) -> Pre
     ):  # transformers compares it with every text's length
         raise UnsupportedModel(
             f"{source}: model_max_length in tokenizer_config.json is {str(tokenizer.model_max_length)[:40]!r}, not a number"
+        )
+    if padding is None and (largest := max(tokenizer.get_vocab().values(), default=0)) > _MOST_TOKENS:
+        raise UnsupportedModel(  # the library would list every id that is missing below
+            f"{source} has a token of number {largest:,}; at most {_MOST_TOKENS:,} are read"
         )
     if folder is not None and (folder / "tokenizer.json").exists() and padding is None:
         digest = digest_tokenizer(tokenizer)
