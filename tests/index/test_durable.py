@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvweave.errors import StoreError
+from kvweave.files import hold_lock
 from kvweave.index import durable
 from kvweave.index.documents import document_version
 from kvweave.index.vector_index import GRACE_S, VectorIndex
@@ -94,18 +95,39 @@ def test_a_new_index_goes_back_to_its_beginning(tmp_path, monkeypatch):
     assert again.rows_by_version() == {VERSIONS[0]: 1}
 
 
+def lose_bytes_once(folder, monkeypatch):
+    """Let LanceDB's next file lose its end before it is synced."""
+    real = durable.sync_tree
+
+    def loses_bytes(synced_folder, synced):
+        newest = max((folder / "chunks.lance" / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        os.truncate(newest, 100)
+        monkeypatch.setattr(durable, "sync_tree", real)
+        return real(synced_folder, synced)
+
+    monkeypatch.setattr(durable, "sync_tree", loses_bytes)
+
+
+def test_while_others_write_no_version_is_dropped(tmp_path, monkeypatch):
+    """What they write is built on the newest version: theirs would name a file that is gone."""
+    index = VectorIndex(tmp_path, DIMENSIONS)
+    index.add([chunk("a")], vectors())
+    lose_bytes_once(tmp_path, monkeypatch)
+    whole = manifests(tmp_path)
+    with hold_lock(tmp_path / "writers.lock", shared=True), pytest.raises(StoreError):
+        index.add([chunk("b")], vectors())
+    assert len(manifests(tmp_path)) > len(whole)
+    with pytest.raises(StoreError):
+        index.add([chunk("c")], vectors())
+    assert manifests(tmp_path) == whole
+    index.add([chunk("b")], vectors())
+    assert VectorIndex(tmp_path, DIMENSIONS).rows_by_version() == {VERSIONS[0]: 1, VERSIONS[1]: 1}
+
+
 def test_a_version_of_which_lancedb_has_lost_bytes_without_an_error_is_dropped(tmp_path, monkeypatch):
     index = VectorIndex(tmp_path, DIMENSIONS)
     index.add([chunk("a")], vectors())
-    data, real = tmp_path / "chunks.lance" / "data", durable.sync_tree
-
-    def loses_bytes(folder, synced):
-        newest = max(data.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        os.truncate(newest, 100)
-        monkeypatch.setattr(durable, "sync_tree", real)
-        return real(folder, synced)
-
-    monkeypatch.setattr(durable, "sync_tree", loses_bytes)
+    lose_bytes_once(tmp_path, monkeypatch)
     with pytest.raises(StoreError, match="not written whole"):
         index.add([chunk("b")], vectors())
     assert index.rows_by_version() == {VERSIONS[0]: 1}

@@ -17,7 +17,7 @@ from kvweave.models.attention import AttentionCall
 from kvweave.ops.partial_attention import PartialAttention
 
 _BLOCK_ROWS = 256  # appended to the window before its oldest entries leave
-_LEAVE_TOGETHER = 0.25  # of the window, so that what each departure costs is shared
+_LEAVE_TOGETHER = 0.25  # of a full window, so that what each departure costs is shared
 
 
 class OffloadedLayer(CacheLayerMixin):
@@ -165,13 +165,14 @@ class OffloadedLayer(CacheLayerMixin):
         """Move entries beyond the window to the retriever, and finish the pass."""
         size = self._window_size(self.recent.entries)
         surplus = self.recent.entries - size
-        together = 1 if self.sliding_window is not None else max(1, int(_LEAVE_TOGETHER * size))
-        accepted = self.retriever.accepts(surplus, budget) if surplus >= together else 0
+        if surplus > 0 and self.sliding_window is None:
+            surplus += int(_LEAVE_TOGETHER * size)
+        accepted = self.retriever.accepts(surplus, budget) if surplus > 0 else 0
         if accepted:
             keys, values = self.recent.pop_oldest(accepted)
             self.retriever.add(keys, values, budget)
             del keys, values  # views, which would keep the old buffer
-            self._trim_buffer()
+        self._trim_buffer()
         if self.sliding_window is None:
             self.retriever.finish_pass(budget)
 

@@ -84,8 +84,7 @@ class OffloadSettings:
         strategy: `outline`, or the name of one that a package adds through `kvweave.strategies`.
         folder: folder of the files while decoding. None is the system's temporary folder, which should not be in memory.
         sinks: first positions of the text, always attended.
-        window: latest positions, always attended, and up to a quarter more before the oldest leave; fewer where the budget is
-            small.
+        window: latest positions, always attended; when it is full, its oldest quarter leaves. Fewer where the budget is small.
         storage: how keys and values are stored; "exact" keeps the model's dtype.
         clusters: how entries are clustered; None takes the strategy's own sizes.
         disk: how clusters are stored.

@@ -2,15 +2,15 @@
 
 Before the catalogue relies on a version of the table, its files are written to the disk, and the file `synced` says which version is
 whole there, and in which run of the machine. Once the machine has been started again, later versions are dropped before the table is
-opened: they may be torn, and the catalogue relies on none of them. Nor does LanceDB report every failed write: a version with
-a file that lacks its end is dropped at once.
+opened: they may be torn, and the catalogue relies on none of them. Nor does LanceDB report every failed write: nobody relies on a
+version that names a file without its end.
 """
 
 import errno
 import json
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -28,22 +28,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class Durability:
-    """What of the table in `versions`, LanceDB's folder of manifests, is whole on the disk; `folder` has all of its files."""
+    """What of the table in `versions`, LanceDB's folder of manifests, is whole on the disk; `folder` has all of its files.
 
-    def __init__(self, folder: Path, versions: Path) -> None:
-        self._folder, self._versions = folder, versions
+    `is_readable` says whether the newest version can be read.
+    """
+
+    def __init__(self, folder: Path, versions: Path, is_readable: Callable[[], bool]) -> None:
+        self._folder, self._versions, self._is_readable = folder, versions, is_readable
         self._synced: set[tuple[str, int, int]] = set()
 
     def sync(self, version: int) -> None:
-        """Write a version of the table to the disk, and those before it.
-
-        Raises OSError, also if a new file is torn; versions after the last one that was whole are then dropped.
-        """
+        """Write a version of the table to the disk, and those before it. Raises OSError, also if it is not whole."""
         torn = [path for path in map(Path, sync_tree(self._folder, self._synced)) if _is_torn(path)]
+        if torn and not self._is_readable():  # otherwise no version names it that anybody uses
+            self._synced.clear()
+            raise OSError(errno.EIO, "a file was not written whole", str(torn[0]))
         with hold_lock(self._folder / _LOCK):
             boot, synced = self._state()
-            if torn and self._drop_after(synced):
-                raise OSError(errno.EIO, "a file was not written whole", str(torn[0]))
             if boot != machine.boot_id() or version > synced:  # another process may have synced a later one
                 self._write(version)
 
@@ -63,33 +64,31 @@ class Durability:
                 self._drop_after(synced)
                 self._write(synced)
 
+    def go_back(self) -> None:
+        """Drop the versions after the last synced one; only while nobody writes."""
+        with hold_lock(self._folder / _LOCK):
+            self._drop_after(self._state()[1])
+
     def forget(self, versions: Collection[int]) -> None:
         """Delete the manifests of versions that nobody needs, so that LanceDB deletes the files that they alone name."""
         found = self._manifests()
-        for version in set(versions) - {self._state()[1]}:
+        for version in found.keys() & set(versions) - {self._state()[1]}:
             found[version].unlink(missing_ok=True)
 
     def _manifests(self) -> dict[int, Path]:
         return {_version(path): path for path in self._versions.glob("*.manifest")}
 
-    def _drop_after(self, synced: int) -> bool:
-        """Delete the manifests of later versions, and all torn files; return whether there were such versions."""
+    def _drop_after(self, synced: int) -> None:
         found = self._manifests()
-        later = [path for version, path in found.items() if version > synced]
-        if synced not in found:
-            return False
-        for path in later:
-            path.unlink(missing_ok=True)
-        for path in self._folder.rglob("*"):
-            if path.suffix in _ENDS and path.is_file() and _is_torn(path):
-                path.unlink(missing_ok=True)
-        if not later:
-            return False
+        later = sorted((version for version in found if version > synced), reverse=True)
+        if synced not in found or not later:
+            return
+        for version in later:
+            found[version].unlink(missing_ok=True)
         for hint in self._versions.glob("latest_version_hint*"):
             hint.unlink(missing_ok=True)
         sync_folder(self._versions)
         _LOG.warning("the index of chunks goes back to its last synced version: later ones may be torn")
-        return True
 
     def _state(self) -> tuple[str | None, int]:
         """Return the run of the machine, and the version that was whole on the disk then; None and 0 if nothing tells."""

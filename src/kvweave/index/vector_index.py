@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 from lancedb.index import FTS
+from lancedb.query import MatchQuery
 
 from kvweave.errors import KnowledgeBaseMismatch, StoreError
 from kvweave.files import age_s, hold_lock, make_folder, try_lock
@@ -106,7 +107,8 @@ class VectorIndex:
         self.schema = table_schema(dimensions)
         self._dimensions = dimensions
         self._rewrite = False  # whether files hold rows that this object has deleted
-        self._folder, self._durability = folder, Durability(folder, folder / f"{TABLE}.lance" / "_versions")
+        self._folder = folder
+        self._durability = Durability(folder, folder / f"{TABLE}.lance" / "_versions", self._is_readable)
         try:
             self.table = self._opened(folder)
             stored = self.table.schema.field("vector").type.list_size
@@ -150,7 +152,7 @@ class VectorIndex:
             _retried(partial(self.table.add, rows))
             # Rows of an interrupted add, or from before the knowledge base was emptied and filled with other chunk lengths.
             # Only *older* rows: two processes that add one document must not delete each other's.
-            self._delete_rows(set(rows["version"].to_pylist()), _written_before(now))
+            self._delete_rows(set(rows["version"].to_pylist()), f"written_s < {now!r}")
             self._sync()
 
     @_as_store_errors()
@@ -316,15 +318,29 @@ class VectorIndex:
     def _writing(self) -> Iterator[None]:
         """Keep others from deleting the files that are being written, which no version names yet.
 
-        After an error, a version that LanceDB has written in part is dropped.
+        After an error, a version that LanceDB has written in part, so that it cannot be read, is dropped, unless others write.
         """
-        with hold_lock(self._folder / _WRITERS, shared=True):
-            try:
+        try:
+            with hold_lock(self._folder / _WRITERS, shared=True):
                 yield
-            except (RuntimeError, ValueError, OSError):
-                with suppress(RuntimeError, ValueError, OSError):
-                    self._sync()
-                raise
+        except (RuntimeError, ValueError, OSError):
+            with suppress(RuntimeError, ValueError, OSError), try_lock(self._folder / _WRITERS) as alone:
+                if alone and not self._is_readable():
+                    self._durability.go_back()
+                    lance_session.cache_clear()  # it may know versions that were dropped
+                    self.table = self._opened(self._folder)
+            raise
+
+    def _is_readable(self) -> bool:
+        """Return whether the newest version of the table can be read, rows and words; nothing that was read before counts."""
+        try:
+            found = lancedb.connect(self._folder, session=new_session()).open_table(TABLE)
+            found.search().select(["row_id"]).to_arrow()
+            if has_word_index(found):
+                found.search(MatchQuery("a", COLUMN), query_type="fts").limit(1).to_list()
+        except (RuntimeError, ValueError, OSError):
+            return False
+        return True
 
     def _file_names(self) -> str:
         """Return a digest of the names of all files of the table."""
@@ -339,12 +355,7 @@ class VectorIndex:
 
     def _sync(self) -> None:
         """Write to the disk what LanceDB has written: a commit of the catalogue that needs it may follow, and LanceDB does not."""
-        try:
-            self._durability.sync(self.table.version)
-        except OSError:
-            lance_session.cache_clear()  # it may know versions that were dropped
-            self.table = self._opened(self._folder)
-            raise
+        self._durability.sync(self.table.version)
 
     def _delete_rows(self, versions: Collection[str], condition: str) -> int:
         """Delete the rows of some versions that meet a condition; return their number."""
@@ -383,6 +394,11 @@ def _files_in(folder: Path) -> Iterator[Path]:
 @cache
 def lance_session() -> Any:
     """Return the session of the process; all tables share its caches."""
+    return new_session()
+
+
+def new_session() -> Any:
+    """Return a session that knows nothing yet."""
     return lancedb.Session(**CACHE_BYTES)
 
 

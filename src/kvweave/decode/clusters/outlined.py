@@ -4,6 +4,7 @@ Tensor letters: G KV heads, n entries, H query heads, R query rows of a head's g
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from kvweave.decode.clusters.outlines import Outlines
 from kvweave.decode.clusters.retrieval import ClusterRetriever, WholeText, with_prefix, write_order
 from kvweave.decode.strategy import CacheHooks, Retriever, SharedState, TokenBudget, token_budget
 from kvweave.ops.partial_attention import PartialAttention
+
+_TOGETHER: Final = 64
+"""Entries whose clusters are looked for at once."""
 
 
 class OutlinedClusters(ClusterRetriever):
@@ -34,7 +38,7 @@ class OutlinedClusters(ClusterRetriever):
 
     @property
     def growth_bytes(self) -> int:
-        return self.outlines.next_growth_bytes
+        return self.outlines.next_growth_bytes(max(1, self.shared.settings.window // 4))
 
     def fill(self, keys: Tensor, values: Tensor, queries: Tensor | None) -> None:
         """Cluster entries (G, n, D) and write them; clusters that the queries (H, T, D) retrieve together are neighbours."""
@@ -71,7 +75,8 @@ class OutlinedClusters(ClusterRetriever):
         exact, others = keys.float().cpu(), values.float().cpu()
         self._make_room(0, keys.shape[1])
         open_ = torch.from_numpy((self.table.sizes > 0) & ~self.table.full)
-        owners = self.outlines.nearest(exact, others, open_)  # (G, n)
+        blocks = zip(exact.split(_TOGETHER, 1), others.split(_TOGETHER, 1), strict=True)
+        owners = torch.cat([self.outlines.nearest(*block, open_) for block in blocks], 1)  # (G, n)
         for head, own in enumerate(owners.tolist()):
             successors = dict[int, int]()
             for number, nearest in enumerate(own):

@@ -63,13 +63,14 @@ class Outlines:
         growing = self._growing(clusters, entries)
         return sum(self._bytes_of(name, capacity) for name, capacity in growing.items())
 
-    @property
-    def next_growth_bytes(self) -> int:
-        """How much larger everything is once it has grown next; 0 while there is nothing."""
+    def next_growth_bytes(self, entries: int) -> int:
+        """Return how much larger everything is once it has grown next, for so many more; 0 while there is nothing."""
         if not self._entries:
             return 0
         room = (_OF_CLUSTERS, self._keys.shape[1]), (_OF_ENTRIES, self._owners.shape[1])
-        return sum(self._bytes_of(name, _capacity(now + 1) - now) for names, now in room for name in names)
+        return sum(
+            self._bytes_of(name, _capacity(now + entries) - now) for names, now in room for name in names
+        )
 
     def make_room(self, clusters: int, entries: int) -> None:
         """Allocate memory for so many more clusters and entries, once."""
