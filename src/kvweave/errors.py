@@ -149,6 +149,11 @@ class MissingExtra(KvweaveError, ImportError):
     """An optional dependency is needed and not installed; the message names the extra."""
 
 
+def is_of_library(error: BaseException) -> bool:
+    """Return whether a library may have raised this for a damaged file: any Exception, and the panics of libraries in Rust."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of a library's error on one line of at most 300 characters; its kind if it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__

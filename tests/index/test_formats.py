@@ -11,7 +11,7 @@ from email.mime.text import MIMEText
 
 import pytest
 
-from kvweave.documents.extracted import ReadContext
+from kvweave.documents.extracted import ReadContext, damaged
 from kvweave.documents.formats.mail import message_ids
 from kvweave.documents.readers import read_file
 from kvweave.errors import MissingExtra, UnreadableDocument
@@ -254,6 +254,19 @@ def test_workbooks_with_odd_styles_or_strict_namespaces_are_read(tmp_path):
     without_fill = replaced(files.xlsx(), (b'<patternFill patternType="gray125"/>', b""))
     for data in (strict, without_fill):
         assert "Ship\tFee\nAlbatros\t12.5" in read_document(written(tmp_path, "a.xlsx", data)).text
+
+
+def test_a_panic_of_a_library_in_rust_is_a_damaged_file():
+    class PanicException(BaseException):  # no Exception, as pyo3 defines it
+        pass
+
+    with (
+        pytest.raises(UnreadableDocument, match=r"damaged workbook \(PanicException: capacity overflow\)"),
+        damaged("workbook"),
+    ):
+        raise PanicException("capacity overflow")
+    with pytest.raises(KeyboardInterrupt), damaged("workbook"):
+        raise KeyboardInterrupt
 
 
 def word_xml(body):

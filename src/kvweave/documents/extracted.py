@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvweave.errors import UnreadableDocument
+from kvweave.errors import UnreadableDocument, is_of_library
 from kvweave.types import Section
 
 _SURROGATES_OR_NUL: Final = re.compile("[\ud800-\udfff\0]")
@@ -87,7 +87,7 @@ def clean(text: str) -> str:
     return joined.replace("\0", "\ufffd")
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return the kind and message of a library's error on one line; XML parsers quote the file, which may be long."""
     return f"{type(error).__name__}: {' '.join(clean(str(error)).split())}"[:200]
 
@@ -99,7 +99,9 @@ def damaged(kind: str) -> Iterator[None]:
         yield
     except (UnreadableDocument, MemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
         raise UnreadableDocument(f"damaged {kind} ({reason(error)})") from error
 
 

@@ -22,7 +22,14 @@ from transformers import (
 )
 
 from kvweave.config import default_home
-from kvweave.errors import InvalidRequest, KvweaveError, ModelNotFound, UnsupportedModel, one_line
+from kvweave.errors import (
+    InvalidRequest,
+    KvweaveError,
+    ModelNotFound,
+    UnsupportedModel,
+    is_of_library,
+    one_line,
+)
 from kvweave.hub import cached_folder, folder_without_hub
 from kvweave.machine import has_fast_matmul, respect_cpu_limits
 from kvweave.models.adapter import Adapter
