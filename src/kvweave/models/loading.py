@@ -27,7 +27,6 @@ from kvweave.errors import (
     KvweaveError,
     ModelNotFound,
     UnsupportedModel,
-    is_of_library,
     one_line,
 )
 from kvweave.hub import cached_folder, folder_without_hub
