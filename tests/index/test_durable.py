@@ -80,6 +80,16 @@ def test_temporary_files_that_killed_writers_have_left_are_deleted_after_an_hour
     assert index.rows_by_version() == {VERSIONS[0]: 1}
 
 
+def test_a_new_index_that_has_lost_its_word_index_gets_another(tmp_path):
+    VectorIndex(tmp_path, DIMENSIONS)
+    (tmp_path / "synced").unlink()
+    for path in (tmp_path / "chunks.lance" / "_indices").rglob("*.lance"):
+        path.unlink()
+    index = VectorIndex(tmp_path, DIMENSIONS)
+    index.add([chunk("a")], vectors())
+    assert len(index.search("river", vectors()[0], 1, VERSIONS)) == 1
+
+
 def test_a_new_index_goes_back_to_its_beginning(tmp_path, monkeypatch):
     VectorIndex(tmp_path, DIMENSIONS)
     index = VectorIndex(tmp_path, DIMENSIONS)

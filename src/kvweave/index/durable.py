@@ -48,9 +48,14 @@ class Durability:
             if boot != machine.boot_id() or version > synced:  # another process may have synced a later one
                 self._write(version)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether something says which version is whole; nothing does of a new table, or one of an earlier version of kvweave."""
+        return self._state()[0] is not None
+
     def begin(self, version: int) -> None:
-        """Sync a table of which nothing says what is whole: a new one, or one of an earlier version of kvweave."""
-        if self._state()[0] is None:
+        """Sync a table of which nothing says what is whole."""
+        if not self.has_begun:
             with suppress(OSError):  # a folder that cannot be written to
                 self.sync(version)
 

@@ -122,8 +122,11 @@ class VectorIndex:
                 "use the model it was made with, or another knowledge base"
             )
         try:
-            if not has_word_index(self.table) or _other_indexes(self.table):
+            lost = not self._durability.has_begun and not self._is_readable()
+            if lost or not has_word_index(self.table) or _other_indexes(self.table):
                 with self._writing():
+                    if lost:  # a power cut before anything was synced has taken files of the word index
+                        _drop_word_index(self.table)
                     _prepare_words(self.table)
             self._durability.begin(self.table.version)
         except (RuntimeError, ValueError, OSError) as error:
@@ -527,6 +530,11 @@ def _fill_words(table: Any) -> None:
         merge = table.merge_insert("row_id").when_matched_update_all()
         if not _retried(partial(merge.execute, words)).num_updated_rows:
             return  # another process has deleted these rows; the next call fills the others
+
+
+def _drop_word_index(table: Any) -> None:
+    for name in [index.name for index in table.list_indices() if COLUMN in index.columns]:
+        _retried(partial(table.drop_index, name))
 
 
 def _other_indexes(table: Any) -> list[str]:
