@@ -30,7 +30,7 @@ def test_generate_decodes_the_result_of_prefill(tmp_path):
     adapter = tiny_adapter()
     end_only_at(adapter)
     store = kvweave.ChunkStore(tmp_path)
-    prompt = kvweave.Prompt("Where?", TOLD, "Answer.")
+    prompt = kvweave.Prompt("Where?", TOLD, "Answer.", several_lines=True)
 
     def answer(**options):
         return kvweave.generate(kvweave.prefill(adapter, store, prompt), max_new_tokens=40, **options)

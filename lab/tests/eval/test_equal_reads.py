@@ -66,7 +66,7 @@ def test_all_read_as_much_and_a_window_is_worst(runs):
     rows = {row.strategy: row for row in reads_rows(runs) if row.budget == 0.4}
     assert all(row.texts == 2 for row in rows.values())
     for name in ("outline", "retroinfer", "oracle"):
-        assert rows[name].read_share == pytest.approx(0.4, abs=0.01)
+        assert 0.385 < rows[name].read_share < 0.405  # whole clusters leave a part of a small budget
         assert rows[name].output_error.value < rows["window"].output_error.value
     assert rows["outline"].index_share > rows["dynakv/whole-clusters"].index_share > 0
     assert rows["oracle"].index_share == 0
