@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvweave.errors import UnreadableDocument, is_of_library
+from kvweave.errors import MissingExtra, UnreadableDocument, is_of_library
 from kvweave.types import Section
 
 _SURROGATES_OR_NUL: Final = re.compile("[\ud800-\udfff\0]")
@@ -97,7 +97,7 @@ def damaged(kind: str) -> Iterator[None]:
     """Turn any error that a library raises for a damaged file into UnreadableDocument. Also a decorator."""
     try:
         yield
-    except (UnreadableDocument, MemoryError):
+    except (UnreadableDocument, MissingExtra, MemoryError):
         raise
     except BaseException as error:
         if not is_of_library(error):

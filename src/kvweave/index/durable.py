@@ -114,10 +114,12 @@ def _version(manifest: Path) -> int:
 
 def _is_torn(path: Path) -> bool:
     """Whether a file of LanceDB lacks its end."""
-    end = _ENDS.get(path.suffix, b"")
+    end = _ENDS.get(path.suffix)
+    if end is None:
+        return False
     try:
         with path.open("rb") as opened:
             opened.seek(-min(len(end), path.stat().st_size), os.SEEK_END)
-            return opened.read() != end if end else False
+            return opened.read() != end
     except FileNotFoundError:  # another process has deleted it
         return False

@@ -296,14 +296,15 @@ class VectorIndex:
         with try_lock(self._folder / _WRITERS) as alone:
             if alone:
                 self._forget_versions_from_the_future()
+                names = self._file_names()
                 for _ in range(_MOST_SWEEPS):  # LanceDB does not report a file that it could not delete
-                    names = self._file_names()
                     _retried(
                         lambda: self.table.optimize(cleanup_older_than=older_than, delete_unverified=True)
                     )
-                    if self._file_names() == names:
+                    before, names = names, self._file_names()
+                    if names == before:
                         break
-                (self._folder / _WRITERS).write_text(self._file_names())
+                (self._folder / _WRITERS).write_text(names)
         if not alone:
             with self._writing():
                 _retried(lambda: self.table.optimize(cleanup_older_than=older_than))

@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from kvweave.documents.encodings import decode
-from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, reason
-from kvweave.errors import MissingExtra, UnreadableDocument
+from kvweave.documents.extracted import Extracted, ReadContext, TextBuilder, clean, damaged, reason
+from kvweave.errors import UnreadableDocument
 from kvweave.extras import require
 
 _XFA: Final = "a form in XFA, whose entries may be missing; print it to another PDF"
@@ -27,23 +27,20 @@ def read_pdf(data: bytes, ctx: ReadContext) -> Extracted:
         UnreadableDocument: the PDF is password-protected, damaged, or has no text layer.
     """
     pypdf = _import_pypdf()
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
-        if reader.is_encrypted:
+    with damaged("PDF"):
+        try:
+            reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
+            if reader.is_encrypted:
+                require("pdf", "reading an encrypted PDF", "cryptography")
+                if not reader.decrypt(""):
+                    raise UnreadableDocument(LOCKED)
+            pages, damage = _page_texts(reader, ctx)
+            title = str((reader.metadata and reader.metadata.title) or "")
+            headings = _headings(reader) if any(pages) else {}
+            is_xfa = _is_xfa(reader)
+        except pypdf.errors.DependencyError as error:
             require("pdf", "reading an encrypted PDF", "cryptography")
-            if not reader.decrypt(""):
-                raise UnreadableDocument(LOCKED)
-        pages, damage = _page_texts(reader, ctx)
-        title = str((reader.metadata and reader.metadata.title) or "")
-        headings = _headings(reader) if any(pages) else {}
-        is_xfa = _is_xfa(reader)
-    except (UnreadableDocument, MissingExtra, MemoryError):
-        raise
-    except pypdf.errors.DependencyError as error:
-        require("pdf", "reading an encrypted PDF", "cryptography")
-        raise UnreadableDocument(f"encrypted PDF that cannot be decrypted ({reason(error)})") from error
-    except Exception as error:  # a damaged file may cause any exception
-        raise UnreadableDocument(f"damaged PDF ({reason(error)})") from error
+            raise UnreadableDocument(f"encrypted PDF that cannot be decrypted ({reason(error)})") from error
     if not any(pages) and damage:
         raise UnreadableDocument(f"damaged PDF ({damage[0]})")
     if not any(pages):
